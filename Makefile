@@ -1,9 +1,10 @@
 # Everything a fresh checkout needs: each target makes the virtual environment it runs in.
 #
 #   make demo          train a graph network on Cora beside trivial methods; runs/demo/report.html
-#   make test          the tests that need no GPU, in minutes: of costly ones two cases each, and none
-#                      of those that test again what another one shows
-#   make test-all      all tests that need no GPU
+#   make test          the first tier of the tests that need no GPU, in five minutes: of each quick test
+#                      one case, and all of those about every op, layer, model, loader and reader
+#   make test-more     the second tier: the other cases, of costly tests a few, in a quarter of an hour
+#   make test-all      all cases of all tests that need no GPU
 #   make peers-test    the tests beside PyTorch Geometric and TensorBoard; downloads torch
 #   make seeded-faults whether the tests find all seeded faults, half an hour; writes the record that
 #                      make release demands
@@ -28,7 +29,9 @@ BASE ?=
 # tests/conftest.py.
 TESTS ?= not gpu and not long
 FOLDERS ?= tests
-CASES ?= some
+CASES ?= quick
+# Other options of pytest.
+ARGS ?=
 # Test processes on the CPU, each of which begins with a part of its own, so that tests of one file
 # find each other's fixtures and compiled programs; and on a GPU box, where they share the GPU.
 JOBS ?= 2
@@ -53,7 +56,11 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/include/*/*.h \
   pallas_kernels/*/__init__.py jaxgnn/ops/*/__init__.py)
 
-.PHONY: demo test test-all peers peers-test seeded-faults lint docs bench bench-report scaling \
+# Bytecode is written, whatever the environment says: tests and commands start hundreds of processes,
+# each of which would compile all sources.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-more test-all peers peers-test seeded-faults lint docs bench bench-report scaling \
   gpu-installed gpu-test gpu-check wheel-check release release-ready clean
 .DELETE_ON_ERROR:
 
@@ -132,7 +139,10 @@ demo: $(VENV)/$(FOR_DEMO)
 
 test: $(VENV)/installed
 	XLA_FLAGS='$(TESTED_WITH)' JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' \
-	  --numprocesses $(JOBS) --dist worksteal --cases $(CASES) $(FOLDERS)
+	  --numprocesses $(JOBS) --dist worksteal --cases $(CASES) $(ARGS) $(FOLDERS)
+
+test-more:
+	$(MAKE) test CASES=more
 
 test-all:
 	$(MAKE) test TESTS='not gpu' CASES=all FUSED=default FOLDERS='tests --ignore tests/pallas_kernels'

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._options import check_report
 
 
@@ -32,8 +32,7 @@ def report(
 
 def main() -> None:
     """Runs a command; a folder that holds no run ends it with a one-line error."""
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict({"report": report}, prog="python -m experiments")
+    run_commands("experiments", report)
 
 
 if __name__ == "__main__":

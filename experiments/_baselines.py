@@ -18,7 +18,7 @@ from scipy.special import expit, log_softmax, softmax
 from threadpoolctl import threadpool_limits
 
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.training import accuracy, micro_f1
+from jaxgnn.metrics import accuracy, micro_f1
 
 Score = Callable[[Any, Any, Any], float]
 # A setting in words and its predictions: [nodes, classes], or [nodes, tasks], where a value above
@@ -69,7 +69,7 @@ def baselines(dataset: NodeDataset, score: Score | None = None) -> dict[str, Bas
     Args:
       dataset: data set whose nodes in the three parts have labels.
       score: function of predictions, labels and a mask of the nodes that count, such as
-        ``jaxgnn.training.roc_auc``; None for the accuracy, or micro F1 where labels are tasks.
+        ``jaxgnn.metrics.mean_roc_auc``; None for the accuracy, or micro F1 where labels are tasks.
 
     Returns:
       The score of each method, by its name, in the order above.

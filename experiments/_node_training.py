@@ -10,20 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
 from experiments._node_data import Batch, load, split_mask
-from experiments._nodes import Loss, Scores, num_parameters, predict
-from experiments._report import ReportOptions, finish
-from experiments._runs import shown
+from experiments._nodes import Loss, Scores, node_loss, num_parameters, predict, scheduled
+from experiments._options import ReportOptions
+from experiments._runs import finish, shown
 from experiments._seeds import streams
 from experiments._spread import on_host
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
+from jaxgnn.nn.shared.dropout import dropout
+from jaxgnn.sampling import HeteroBatch, HeteroNeighborLoader, NeighborLoader, SampledBatch
 from jaxgnn.training import (
     Confusion,
     FitResult,
@@ -139,6 +140,51 @@ class Epochs:
         return tuple(1e3 * (end - start) for start, end in itertools.pairwise(self._starts))
 
 
+Sampled = SampledBatch | HeteroBatch
+"""A batch of seeds, of one type of nodes or of several."""
+
+
+@dataclass(frozen=True)
+class SampledLoss:
+    """Cross entropy over the seeds of a sampled batch, binary where labels are tasks.
+
+    Attributes:
+      input_dropout: probability of dropout of the features; 0 with several types of nodes.
+    """
+
+    input_dropout: float
+
+    def __call__(self, model: Any, batch: Sampled, rngs: nnx.Rngs, k: int | None = None):
+        x: Any = batch.x
+        x = dropout(x, self.input_dropout, rngs)
+        logits = model(batch.blocks, x, rngs=rngs, **scheduled(k)).astype("float32")
+        return node_loss(logits[batch.seed_ids], batch.y, batch.seed_mask), {}
+
+
+class SampledEpochs(Epochs):
+    """Passes over the training nodes, whose batches a loader makes ahead."""
+
+    def __init__(self, batch: Batch, loader: NeighborLoader | HeteroNeighborLoader):
+        super().__init__(batch)
+        self.loader, self.num_steps = loader, len(loader)
+
+    def steps(self, start: int) -> _Steps:
+        """The batches from a step on."""
+        made = self.loader.steps(start)
+        return _Steps(made, made.close, self._note)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    batch_of: Callable[[int], Sampled]
+    close: Callable[[], None]
+    note: Callable[[int], None]
+
+    def __call__(self, step: int) -> Sampled:
+        self.note(step)
+        return self.batch_of(step)
+
+
 class Caption(NamedTuple):
     """Names of a run in reports.
 
@@ -163,16 +209,6 @@ def optimizer_of(settings: Settings) -> optax.GradientTransformation:
     if not settings.weight_decay:
         return adam
     return optax.chain(optax.add_decayed_weights(settings.weight_decay), adam)
-
-
-def trace_loss(loss: Callable[..., Any], model: nnx.Module, batch: Any) -> None:
-    """Traces a loss with the batch of a step, to find errors before the training."""
-    graphdef, state = nnx.split(model)
-    jax.eval_shape(
-        lambda state, batch: loss(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0))[0],
-        state,
-        batch,
-    )
 
 
 def loop_of(config: Any, steps_per_epoch: int = 1) -> LoopConfig:

@@ -16,10 +16,10 @@ from experiments._node_data import Batch, split_mask
 from experiments._spread import on_each_device
 from jaxgnn import CSRGraph, distributed
 from jaxgnn.datasets import NodeDataset
+from jaxgnn.metrics import accuracy, mean_roc_auc, micro_f1
 from jaxgnn.nn.shared.dropout import dropout
-from jaxgnn.training import accuracy, micro_f1, roc_auc
 
-SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
+SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": mean_roc_auc}
 
 
 def node_loss(
@@ -27,7 +27,7 @@ def node_loss(
 ) -> jax.Array:
     """Mean cross entropy of the counted nodes with a label, binary where labels are tasks.
 
-    It is zero without such nodes. Labels have the meaning of the scores in ``jaxgnn.training``: a
+    It is zero without such nodes. Labels have the meaning of the scores in ``jaxgnn.metrics``: a
     label below zero, or NaN, is missing and its node or task is ignored. A label beyond the classes
     makes the loss NaN.
 

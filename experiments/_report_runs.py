@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments._options import check_report
-from experiments._report import this_command
+from experiments._runs import this_command
 from experiments._seeds import summarize
 from jaxgnn._errors import bad_input
-from jaxgnn.training import Table, page, plot_curves
+from jaxgnn._html import writer
+from jaxgnn.training import Table, plot_curves
 from jaxgnn.training.files import Row, write_text
-from jaxgnn.training.report import configuration, costs, option_text
+from jaxgnn.training.report import configuration, costs, option_text, picture_part, table_part
 from jaxgnn.training.run import Record, flatten, read_record
 
 # Runs that differ only in this option are repetitions of one another.
@@ -56,13 +57,13 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
         curves = Path(scratch) / "curves.png"
         _draw(records, curves)
         parts = [
-            page.command(this_command()),
-            page.section("Side by side", map(page.table, tables)),
-            page.section("Curves", [page.picture(curves)]),
-            page.section("Options that all have in common", configuration(_common(records))),
+            writer.command(this_command()),
+            writer.section("Side by side", map(table_part, tables)),
+            writer.section("Curves", [picture_part(curves)]),
+            writer.section("Options that all have in common", configuration(_common(records))),
         ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page.page(f"{len(records)} runs: {', '.join(records)}", parts))
+    write_text(out, writer.page(f"{len(records)} runs: {', '.join(records)}", parts))
     return tables
 
 

@@ -1,10 +1,12 @@
-"""Errors about names that a module does not have, with the names that were probably meant."""
+"""Names that a module does not have: those that were probably meant, and those that have moved."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -93,6 +95,30 @@ def suggest_names(module: str) -> None:
         raise missing_name(module, name)
 
     vars(sys.modules[module])["__getattr__"] = raise_missing
+
+
+def rename_deprecated(module: str, **names: str) -> None:
+    """Lets a module that has just been imported have deprecated names of functions elsewhere.
+
+    The first use of each raises a DeprecationWarning.
+
+    Args:
+      module: name of the module.
+      names: full path of each function, by its deprecated name.
+    """
+    attributes = vars(sys.modules[module])
+
+    def get(name: str) -> object:
+        if name not in names:
+            raise missing_name(module, name)
+        warnings.warn(
+            f"{module}.{name} is deprecated: use {names[name]}", DeprecationWarning, stacklevel=2
+        )
+        home, _, its_name = names[name].rpartition(".")
+        attributes[name] = getattr(importlib.import_module(home), its_name)
+        return attributes[name]
+
+    attributes["__getattr__"] = get
 
 
 @functools.cache

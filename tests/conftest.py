@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests import _tiers
 from tests._settings import COMPILED_QUICKLY, jax_settings
 
 # Four devices, so that shard_map has something to shard over; only before JAX starts.
@@ -55,6 +56,13 @@ def four_devices():
     return np.array(devices[:4])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Compiles quickly what modules compute when they are imported."""
+    with jax_settings(COMPILED_QUICKLY if jax.default_backend() == "cpu" else {}):
+        return (yield)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compile_as_for_users_or_quickly(request):
     """With all cases, tests of the ops of a family have the optimisations that users have.
@@ -69,14 +77,28 @@ def compile_as_for_users_or_quickly(request):
         yield
 
 
+_CHOICE = pytest.StashKey[str]()
+_CASES = {
+    "quick": "the first tier: of each quick test the first case, of one marked every all",
+    "more": "the second tier: some without quick, and of a test marked again the first case",
+    "some": "all cases, of a test marked costly a few, of one also marked lowers one, of one "
+    "marked again none",
+    "first": "the first case of every test, of one marked lowers all",
+    "all": "all cases of every test",
+}
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--cases",
-        choices=["all", "some", "first"],
+        choices=list(_CASES),
         default="all",
-        help="of a test with parameters all cases; or if it is marked costly a few that differ in "
-        "most parameters, and none if it is marked again; or of each test the first one, unless "
-        "it is marked lowers",
+        help="; ".join(f"{name}: {text}" for name, text in _CASES.items()),
+    )
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write the CPU seconds of the tests that ran to tests/durations.json",
     )
 
 
@@ -91,6 +113,10 @@ class _FailuresAtOnce:
             crash = getattr(report.longrepr, "reprcrash", None)
             reason = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
             self.reporter.write_line(f"\nFAILED {report.nodeid} at {report.when}: {reason}")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_tiers.Stopwatch(config))
 
 
 def pytest_sessionstart(session):
@@ -112,15 +138,6 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 10, 100)
 
 
-_CHOICE = pytest.StashKey[str]()
-_CASES = {
-    "all": "all cases of every test",
-    "some": "all cases, of a test marked costly a few, of one also marked lowers one, of one "
-    "marked again none",
-    "first": "the first case of every test, of one marked lowers all",
-}
-
-
 def pytest_report_header(config):
     """Prints the choice of cases, also where several processes share the tests."""
     return f"cases: {_CASES[config.getoption('--cases')]}"
@@ -132,17 +149,34 @@ def pytest_report_collectionfinish(config):
     return [f"chosen: {chosen}"] if chosen else []
 
 
-@pytest.hookimpl(trylast=True)  # behind -m
+@pytest.hookimpl(trylast=True)  # -m has chosen before
 def pytest_collection_modifyitems(config, items):
-    choose = {"all": list, "some": _differing, "first": _first}[config.getoption("--cases")]
-    cases = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {item for of_test in cases.values() for item in choose(of_test)}
+    option = config.getoption("--cases")
+    kept = chosen(option, items)
     left_out = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=left_out)
-    config.stash[_CHOICE] = f"{len(kept)} of {len(items)} cases of {len(cases)} tests"
+    choice = f"{len(kept)} of {len(items)} cases of {len(_tiers.by_test(items))} tests"
+    if option == "quick":
+        choice += f"; the other {len(left_out)} cases: make test-more, make test-all"
+    config.stash[_CHOICE] = choice
     items[:] = [item for item in items if item in kept]
+
+
+def chosen(option, items):
+    """The cases that an option chooses."""
+    if option == "quick":
+        return _tiers.first_tier(items, _tiers.recorded_seconds())
+    if option == "more":
+        some = chosen("some", items) | _again(items)
+        return some - _tiers.first_tier(items, _tiers.recorded_seconds())
+    choose = {"all": list, "some": _differing, "first": _first}[option]
+    return {item for cases in _tiers.by_test(items).values() for item in choose(cases)}
+
+
+def _again(items):
+    """The first case of each test that is marked again."""
+    marked = [item for item in items if item.get_closest_marker("again") is not None]
+    return {cases[0] for cases in _tiers.by_test(marked).values()}
 
 
 def _first(cases):

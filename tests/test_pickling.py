@@ -265,6 +265,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader_and_its_batches_ahead_say_that_they_are_made_in_each_process(name, copied):

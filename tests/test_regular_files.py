@@ -1,7 +1,10 @@
 """Pipes, devices and sockets are refused by whatever reads a file of the user, without waiting."""
 
+import contextlib
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -95,7 +98,18 @@ READERS = {
 
 
 def _pipe(path):
+    """Makes a pipe; whoever reads it all the same gets an empty file instead of waiting forever."""
     os.mkfifo(path)
+    threading.Thread(target=_write_nothing, args=(path, 10), daemon=True).start()
+
+
+def _write_nothing(path, seconds):
+    """Opens and closes a pipe again and again, which ends the wait of its readers."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):  # nobody reads, or the file is gone
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        time.sleep(0.02)
 
 
 def _link_to_a_device(path):

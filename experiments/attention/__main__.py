@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
@@ -79,9 +79,7 @@ def published(config: Published, repeats: Seeds = ONE_SEED) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
-    commands = {"train": train, "compare": compare, "published": published}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.attention")
+    run_commands("experiments.attention", train, compare, published)
 
 
 if __name__ == "__main__":

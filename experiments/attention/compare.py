@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments._driver import train_variants
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome, train_in_one_program
 from experiments._options import check_alone
-from experiments._runs import in_own_folder, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all
+from experiments._runs import shown
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.attention.config import AttentionConfig, variants_of
 from experiments.attention.recipes import MODELS, NAMES, Model
 from experiments.attention.setup import PARTS
@@ -64,9 +65,7 @@ def compare(
     if vmap:
         trained = [train_in_one_program(PARTS, variant, repeats.seeds) for variant in variants]
     else:
-        runs = [in_own_folder(run) for variant in variants for run in repeats.of(variant)]
-        flat, count = run_all(train, runs, repeats.processes), len(repeats.seeds)
-        trained = [flat[i : i + count] for i in range(0, len(flat), count)]
+        trained = train_variants(train, variants, repeats)
     outcomes = {NAMES[model]: runs for model, runs in zip(models, trained, strict=True)}
     first = next(iter(outcomes))
     table = comparison_table(config.data_name(), metric, outcomes, trivial, baseline=first)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments._driver import Training, train_in_folder, train_seeds
 from experiments._node_data import load_for_run
 from experiments._node_tables import tables_beside
 from experiments._node_training import (
@@ -17,19 +18,17 @@ from experiments._node_training import (
     optimizer_of,
     outcome_of,
     report_outcome,
-    trace_loss,
     train_in_one_program,
 )
 from experiments._nodes import Loss, Scores, predict
 from experiments._options import check_alone
 from experiments._processes import check_same_run
-from experiments._runs import discard, in_own_folder
-from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
+from experiments._seeds import ONE_SEED, Repeats, summarize
 from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.attention.config import AttentionConfig
 from experiments.attention.setup import PARTS, batch_of, caption_of, make_model
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.training import RunFolder, Table, fit, jit_apply, phase
+from jaxgnn.training import Table, jit_apply, phase
 
 
 def train(
@@ -58,26 +57,19 @@ def train(
     check_same_run(config, dataset)
     with phase("preparing the graph", progress=config.progress):
         batch = batch_of(config, dataset)
-    loss, loop = Loss(settings.input_dropout), loop_of(config)
     model = make_model(config, dataset)
-    trace_loss(loss, model, batch)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=MAY_CHANGE)
     place(model, batch.graph)
     scores, scored, epochs = Scores(dataset, settings.metric), jit_apply(predict), Epochs(batch)
-    result = fit(
+    training = Training(
         model,
         optimizer_of(settings),
-        loss,
+        Loss(settings.input_dropout),
         epochs,
-        config=loop,
+        batch,
+        loop_of(config),
         evaluate=lambda model: scores(on_host(batch, scored(model, batch))),
-        run=run,
-        progress=config.progress,
     )
+    result, run = train_in_folder(config, training, MAY_CHANGE)
     caption = caption_of(config)
     outcome = outcome_of(result, run, epochs, caption)
     confusion = confusion_of(result, dataset, batch)
@@ -108,8 +100,7 @@ def train_all(
     elif len(repeats.seeds) == 1:
         return [_train_beside_trivial(replace(config, seed=repeats.seeds[0]))]
     else:
-        runs = [in_own_folder(run) for run in repeats.of(config)]
-        outcomes = run_all(_train_beside_trivial, runs, repeats.processes)
+        outcomes = train_seeds(_train_beside_trivial, config, repeats)
     validation, test = (
         summarize([100 * getattr(outcome, part) for outcome in outcomes])
         for part in ("validation", "test")

@@ -38,6 +38,8 @@ from jaxgnn.training import jit_apply, plot_curves
 
 # Difference from the best accuracy on the whole graph that counts as reaching it.
 _WITHIN = 0.01
+# Largest number of points of a curve in a stored row. The picture has all of them.
+_STORED_POINTS = 40
 _COLUMNS = (
     Column("batches", "method", 10),
     Column("steps", "steps", 6, "d"),
@@ -144,9 +146,19 @@ def main(options: SampledTrainingOptions) -> list[Row]:
         reached = (p["seconds"] for p in row["curve"] if p["validation accuracy"] >= target)
         rows.append(row | {"to_target_s": next(reached, None)})
         print(line(rows[-1], _COLUMNS), flush=True)
-    append_rows(options.rows / "sampled_training.jsonl", rows)
+    stored = [row | {"curve": thinned(row["curve"])} for row in rows]
+    append_rows(options.rows / "sampled_training.jsonl", stored)
     _draw(options, rows)
     return rows
+
+
+def thinned(curve: list[Row]) -> list[Row]:
+    """Returns at most 40 evenly spaced points of a curve, with its first, last and best one."""
+    if len(curve) <= _STORED_POINTS:
+        return curve
+    places = set(np.linspace(0, len(curve) - 1, _STORED_POINTS - 1).astype(int).tolist())
+    places.add(max(range(len(curve)), key=lambda place: curve[place]["validation accuracy"]))
+    return [curve[place] for place in sorted(places)]
 
 
 def _trained(options: SampledTrainingOptions, data: Data, method: str) -> Row:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.graphs.config import MODELS, FoldsConfig, GraphsConfig, Model, variants_of
 
@@ -58,9 +58,7 @@ def folds(config: Folds) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
-    commands = {"train": train, "compare": compare, "folds": folds}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.graphs")
+    run_commands("experiments.graphs", train, compare, folds)
 
 
 if __name__ == "__main__":

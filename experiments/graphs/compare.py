@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments._runs import in_own_folder, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all
+from experiments._driver import train_variants
+from experiments._runs import shown
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.graphs.config import MODELS, NAMES, GraphsConfig, Model, variants_of
 from experiments.graphs.tables import Outcome, scores_table
 from experiments.graphs.train import train
@@ -44,12 +45,9 @@ def compare(
     """
     repeats.check("compare")
     variants = variants_of(config, models)
-    runs = [in_own_folder(run) for variant in variants for run in repeats.of(variant)]
-    flat, count = run_all(train, runs, repeats.processes), len(repeats.seeds)
-    outcomes = {
-        NAMES[model]: flat[place * count : (place + 1) * count]
-        for place, model in enumerate(models)
-    }
+    names = [NAMES[model] for model in models]
+    trained = train_variants(train, variants, repeats)
+    outcomes, count = dict(zip(names, trained, strict=True)), len(repeats.seeds)
     base = Path("runs/graphs") if config.run is None else config.run
     picture = base / f"compare-{config.data_name()}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)

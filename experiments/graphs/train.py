@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from flax import nnx
-
+from experiments._driver import Training, train_in_folder, train_seeds
 from experiments._nodes import num_parameters
-from experiments._report import finish
-from experiments._runs import discard, in_own_folder, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all
+from experiments._runs import finish, shown
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.graphs.config import GraphsConfig
 from experiments.graphs.data import Batches, load
 from experiments.graphs.networks import GraphNetwork
@@ -16,7 +14,7 @@ from experiments.graphs.tables import Outcome, scores_table
 from experiments.graphs.task import Task, task_of
 from experiments.graphs.trivial import trivial_scores
 from jaxgnn.datasets import GraphsDataset
-from jaxgnn.training import FitResult, RunFolder, fit, phase, plot_curves
+from jaxgnn.training import FitResult, RunFolder, phase, plot_curves
 
 # Options that a resumed run may change: they do not change the result. The learning rate falls to
 # zero at the last epoch, so that another number of epochs is another run.
@@ -46,24 +44,17 @@ def train(config: GraphsConfig, dataset: GraphsDataset | None = None) -> Outcome
             dataset, config.batch_size, config.epochs, config.seed, devices=config.devices
         )
         scores = Scores(dataset, batches, task)
-    loss, model = Loss(task), GraphNetwork(config, dataset, task.outputs)
-    _trace(loss, model, batches)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
-    result = fit(
-        model,
+    training = Training(
+        GraphNetwork(config, dataset, task.outputs),
         optimizer_of(config, batches),
-        loss,
+        Loss(task),
         batches,
-        config=loop_of(config, batches, task),
-        evaluate=scores,
-        run=run,
-        progress=config.progress,
-        mesh=config.mesh(),
+        batches(1),
+        loop_of(config, batches, task),
+        scores,
+        config.mesh(),
     )
+    result, run = train_in_folder(config, training, _MAY_CHANGE)
     outcome = _outcome(config, task, batches, result, trivial)
     _report(config, dataset, outcome, run)
     return outcome
@@ -75,22 +66,11 @@ def train_all(config: GraphsConfig, repeats: Repeats = ONE_SEED) -> list[Outcome
     Raises:
       ValueError: if an option or a data file is invalid.
     """
-    repeats.check("train")
-    config.check()
-    runs = repeats.of(config)
-    if len(runs) > 1:
-        runs = [in_own_folder(run) for run in runs]
-    outcomes = run_all(train, runs, repeats.processes)
-    if len(runs) > 1:
+    outcomes = train_seeds(train, config, repeats)
+    if len(outcomes) > 1:
         table = scores_table(config.data_name(), {config.label(): outcomes})
         print(f"\n{table.text()}")
     return outcomes
-
-
-def _trace(loss: Loss, model: GraphNetwork, batches: Batches) -> None:
-    """Traces the loss, to find errors before the training."""
-    batch = batches(1)
-    nnx.eval_shape(lambda model: loss(model, batch, nnx.Rngs(0))[0], model)
 
 
 def _outcome(
@@ -101,8 +81,7 @@ def _outcome(
     trivial: dict[str, float],
 ) -> Outcome:
     best, pace = result.best, result.ms_per_step
-    if best is None:
-        raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
+    assert best is not None
     return Outcome(
         label=config.label(),
         task=task,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.hgnn.config import LMConfig, NodesConfig
 
@@ -35,9 +35,7 @@ def nodes(
 
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
-    commands = {"lm": lm, "nodes": nodes}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.hgnn")
+    run_commands("experiments.hgnn", lm, nodes)
 
 
 if __name__ == "__main__":

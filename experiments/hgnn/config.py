@@ -268,6 +268,10 @@ class NodesConfig:
         """The implementation of the layers; XLA for several devices, as it can be partitioned."""
         return self.implementation if self.devices == 1 else "xla"
 
+    def variant_name(self) -> str:
+        """Folder name that distinguishes the run from others of the same options."""
+        return f"seed{self.seed}"
+
     def run_folder(self) -> Path:
         """Folder of the run."""
         if self.run is not None:

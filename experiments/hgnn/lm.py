@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +15,11 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments._optimizers import warmed_adamw
-from experiments._report import finish
-from experiments._runs import discard, shown
+from experiments._driver import Training, train_in_folder, warmed_adamw
+from experiments._runs import finish, shown
 from experiments._seeds import ONE_SEED, Repeats, paired, run_all, streams, summarize
-from experiments._text import ngram_loss
+from experiments._text import all_pieces, ngram_loss, random_pieces
 from experiments.hgnn.config import LMConfig, LMRun, coupling_name
-from experiments.mhc.data import all_pieces, random_pieces
 from jaxgnn.datasets import TextDataset, pydoc_text
 from jaxgnn.models import ExpertGraphLM, expert_output_orthogonality, expert_weight_orthogonality
 from jaxgnn.training import (
@@ -28,7 +27,6 @@ from jaxgnn.training import (
     LoopConfig,
     RunFolder,
     Table,
-    fit,
     jit_apply,
     phase,
     plot_curves,
@@ -98,13 +96,10 @@ def lm(
     """
     config.check()
     repeats.check("lm")
+    work = train if dataset is None else functools.partial(train, dataset=dataset)
     runs = [run for variant in config.variants() for run in repeats.of(variant)]
-    if dataset is None:
-        found = run_all(train, runs, repeats.processes)
-    else:
-        found = [train(run, dataset) for run in runs]
-    count = len(repeats.seeds)
-    outcomes = [found[i : i + count] for i in range(0, len(found), count)]
+    flat, count = run_all(work, runs, repeats.processes), len(repeats.seeds)
+    outcomes = [flat[i : i + count] for i in range(0, len(flat), count)]
     texts = [dataset or pydoc_text(seed=streams(seed).split) for seed in repeats.seeds]
     table = _table(outcomes, texts)
     picture, curves = config.run / "perplexity.png", config.run / "curves.png"
@@ -145,25 +140,17 @@ def train(run: LMRun, dataset: TextDataset | None = None) -> Outcome:
         checkpoint_every=run.checkpoint_every,
         seed=seeds.training,
     )
-    loss = _Loss(run)
-    model = _make_model(run)
-    nnx.eval_shape(lambda model: loss(model, batches(1), nnx.Rngs(0))[0], model)
-    # All options are valid: only now are files written or removed.
-    if run.fresh:
-        discard(run.run_folder())
-    folder = RunFolder(run.run_folder(), run, may_change=_MAY_CHANGE)
-    result = fit(
-        model,
+    training = Training(
+        _make_model(run),
         _optimizer(run),
-        loss,
+        _Loss(run),
         batches,
-        config=loop,
-        evaluate=_Evaluation(validation),
-        run=folder,
-        progress=run.progress,
-        mesh=run.mesh(),
+        batches(1),
+        loop,
+        _Evaluation(validation),
+        run.mesh(),
     )
-    return _report(run, result, folder)
+    return _report(run, *train_in_folder(run, training, _MAY_CHANGE))
 
 
 class _Evaluation:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments._driver import open_run, trace_loss, train_seeds
 from experiments._nodes import node_loss
 from experiments._options import check_alone
-from experiments._report import finish
-from experiments._runs import discard, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
+from experiments._runs import finish, shown
+from experiments._seeds import ONE_SEED, Repeats, streams, summarize
 from experiments._spread import MAY_CHANGE
-from experiments.hgnn.columns import spread_columns
 from experiments.hgnn.config import NodesConfig
-from experiments.hgnn.data import load
-from experiments.hgnn.trivial import trivial_scores
+from experiments.hgnn.data import load, trivial_scores
 from jaxgnn import Incidence
 from jaxgnn.datasets import HypergraphDataset
+from jaxgnn.metrics import accuracy
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.training import (
     Confusion,
@@ -30,12 +31,13 @@ from jaxgnn.training import (
     LoopConfig,
     RunFolder,
     Table,
-    accuracy,
     fit,
     jit_apply,
     phase,
     plot_curves,
 )
+
+_AXIS = "columns"
 
 
 @jax.tree_util.register_dataclass
@@ -108,12 +110,8 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         rngs=nnx.Rngs(streams(config.seed).parameters),
     )
     batch = spread_columns(model, batch, config.devices)
-    nnx.eval_shape(lambda model: _loss(model, batch, nnx.Rngs(dropout=0))[0], model)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=MAY_CHANGE)
+    trace_loss(_loss, model, batch)
+    run = open_run(config, MAY_CHANGE)
     result = fit(
         model,
         optax.chain(
@@ -146,6 +144,36 @@ def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
         jnp.array(dataset.labels),
         jnp.array(_mask(dataset, dataset.train)),
     )
+
+
+def spread_columns[B](model: nnx.Module, batch: B, devices: int) -> B:
+    """Puts columns of the parameters on each device, in place, and the whole batch on all of them.
+
+    Each device has the whole hypergraph, and some columns of the features between the layers, of
+    the parameters and of the optimizer's state. Its gathers and sums are narrower by that factor.
+    XLA partitions the plain ops in this way, and exchanges what the products with the parameters
+    need.
+
+    Args:
+      model: a network of plain XLA ops.
+      batch: training data, a pytree of arrays.
+      devices: number of devices, the first ones; with one nothing moves.
+
+    Returns:
+      The batch on the devices.
+    """
+    if devices == 1:
+        return batch
+    mesh = Mesh(np.array(jax.devices()[:devices]), (_AXIS,))
+
+    def sharding(array: Any) -> NamedSharding:
+        is_divisible = array.ndim > 0 and array.shape[-1] % devices == 0
+        last = (*(None,) * (array.ndim - 1), _AXIS) if is_divisible else ()
+        return NamedSharding(mesh, PartitionSpec(*last))
+
+    state = nnx.state(model)
+    nnx.update(model, jax.device_put(state, jax.tree.map(sharding, state)))
+    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec()))
 
 
 def _mask(dataset: HypergraphDataset, ids: np.ndarray) -> np.ndarray:
@@ -239,13 +267,9 @@ def nodes_all(config: NodesConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     Raises:
       ValueError: if an option or a data file is invalid.
     """
-    repeats.check("nodes")
     check_alone(config, "nodes", {"--processes": repeats.processes > 1})
-    runs = repeats.of(config)
-    if len(runs) > 1 and config.run is not None:
-        runs = [replace(run, run=config.run / f"seed{run.seed}") for run in runs]
-    outcomes = run_all(nodes, runs, repeats.processes)
-    if len(runs) > 1:
+    outcomes = train_seeds(nodes, config, repeats, command="nodes")
+    if len(outcomes) > 1:
         scores = summarize([100 * outcome.test for outcome in outcomes])
         print(f"{config.model}, seeds {' '.join(map(str, repeats.seeds))}")
         print(f"test accuracy: {scores} %")

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flax import nnx
-
+from experiments._driver import (
+    Training,
+    finish_seeds,
+    methods_table,
+    train_in_folder,
+    train_seeds,
+)
 from experiments._node_data import load
 from experiments._options import check_alone
-from experiments._report import finish
-from experiments._runs import discard, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
+from experiments._runs import finish, shown
+from experiments._seeds import ONE_SEED, Repeats
 from experiments._spread import MAY_CHANGE, place
-from experiments.benchmarks._report import Row, append_rows
+from experiments.benchmarks._report import Row
 from experiments.links.config import TrainConfig
 from experiments.links.data import Links, links_of
 from experiments.links.sampled import SampledLoss, loader_of
-from experiments.links.setup import LinkPredictor, Loss, Scores, loop_of, make_model, optimizer_of
+from experiments.links.setup import Loss, Scores, loop_of, make_model, optimizer_of
 from experiments.links.trivial import trivial_scores
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.testing.timing import device_description
-from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
+from jaxgnn.training import FitResult, RunFolder, Table, phase, plot_curves
 
 
 @dataclass(frozen=True)
@@ -70,24 +73,17 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
         )
     model = make_model(config, dataset.features.shape[1])
     steps = _steps(config, dataset, links)
-    loop = loop_of(config, steps.per_epoch)
-    _trace(steps, model)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=MAY_CHANGE)
     place(model, links.training.nodes.graph)
-    result = fit(
+    training = Training(
         model,
         optimizer_of(config),
         steps.loss,
         steps.batches,
-        config=loop,
-        evaluate=Scores(links.examinations, config.hits_k),
-        run=run,
-        progress=config.progress,
+        steps.first,
+        loop_of(config, steps.per_epoch),
+        Scores(links.examinations, config.hits_k),
     )
+    result, run = train_in_folder(config, training, MAY_CHANGE)
     outcome = _outcome(config, result, run, trivial, steps.per_epoch)
     _report(config, links, outcome, run)
     return outcome
@@ -109,56 +105,42 @@ def train_all(
     Raises:
       ValueError: if an option or a data file is invalid.
     """
-    repeats.check("train")
-    config.check()
     check_alone(config, "train", {"--processes": repeats.processes > 1})
-    runs = repeats.of(config)
-    if len(runs) > 1 and config.run is not None:
-        runs = [replace(run, run=config.run / run.variant_name()) for run in runs]
-    outcomes = run_all(train, runs, repeats.processes)
-    if commit_results:
-        append_rows(RESULTS, _rows(config, repeats, outcomes))
-    if len(runs) > 1:
-        seeds = f"seeds {' '.join(map(str, repeats.seeds))}"
-        note = f"mean ± standard deviation (number of seeds), {seeds}"
-        print(f"\n{_table(config, outcomes, note).text()}")
+    outcomes = train_seeds(train, config, repeats)
+    finish_seeds(
+        repeats,
+        lambda note: _table(config, outcomes, note),
+        _rows(config, outcomes),
+        RESULTS if commit_results else None,
+    )
     return outcomes
 
 
-def _found(config: TrainConfig, outcomes: list[Outcome]) -> dict[str, list[dict[str, float]]]:
+def _test_scores(config: TrainConfig, outcomes: list[Outcome]) -> dict[str, list[dict[str, float]]]:
     """Test scores of each seed, by the name of the method: those without a network first."""
-    found = {name: [outcome.trivial[name] for outcome in outcomes] for name in outcomes[0].trivial}
-    found[config.label()] = [outcome.test for outcome in outcomes]
-    return found
+    scores = {name: [outcome.trivial[name] for outcome in outcomes] for name in outcomes[0].trivial}
+    scores[config.label()] = [outcome.test for outcome in outcomes]
+    return scores
 
 
-def _rows(config: TrainConfig, repeats: Repeats, outcomes: list[Outcome]) -> list[Row]:
+def _rows(config: TrainConfig, outcomes: list[Outcome]) -> list[Row]:
     """A row for each method, with the list of each score over the seeds."""
-    common = {"experiment": "links", "data": config.data_name(), "seeds": list(repeats.seeds)}
-    common |= {"read_validation": config.read_validation, **device_description()}
+    common = {"experiment": "links", "data": config.data_name()}
+    common |= {"read_validation": config.read_validation}
     return [
         {**common, "method": method, **{name: [s[name] for s in scores] for name in scores[0]}}
-        for method, scores in _found(config, outcomes).items()
+        for method, scores in _test_scores(config, outcomes).items()
     ]
 
 
 def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
     """Scores of the network and of methods without one, over the seeds."""
-    found = _found(config, outcomes)
-
-    def cell(scores: list[dict[str, float]], name: str) -> str:
-        summary = summarize([100 * score[name] for score in scores])
-        return str(summary) if summary.count > 1 else f"{summary.mean:.2f}"
-
-    names = tuple(outcomes[0].test)
-    return Table(
-        title="Test scores on the same split, %",
-        columns=("method", *names),
-        rows=tuple(
-            (method, *(cell(scores, name) for name in names)) for method, scores in found.items()
-        ),
-        note=note,
-    )
+    columns = dict.fromkeys(outcomes[0].test, 2)
+    percent = {
+        method: [[100 * each[name] for each in scores] for name in columns]
+        for method, scores in _test_scores(config, outcomes).items()
+    }
+    return methods_table("Test scores on the same split, %", columns, percent, note)
 
 
 class _Steps(NamedTuple):
@@ -186,11 +168,6 @@ def _steps(config: TrainConfig, dataset: NodeDataset, links: Links) -> _Steps:
     return _Steps(loss, lambda _: links.training, links.training, 1)
 
 
-def _trace(steps: _Steps, model: LinkPredictor) -> None:
-    """Traces the loss, to find errors before the training."""
-    nnx.eval_shape(lambda model: steps.loss(model, steps.first, nnx.Rngs(0))[0], model)
-
-
 def _outcome(
     config: TrainConfig,
     result: FitResult,
@@ -199,8 +176,7 @@ def _outcome(
     steps_per_epoch: int,
 ) -> Outcome:
     best = result.best
-    if best is None:
-        raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
+    assert best is not None
     title = f"{config.data_name()}, {config.label()}, seed {config.seed}"
     curves = {config.label(): result.history}
     plot_curves(curves, run.path / "curves.png", title=title, best={config.label(): best.step})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
@@ -105,9 +105,7 @@ def predict(options: Annotated[PredictOptions, tyro.conf.arg(name="")]) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
-    commands = {"train": train, "compare": compare, "sweep": sweep, "predict": predict}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.maxk")
+    run_commands("experiments.maxk", train, compare, sweep, predict)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments._driver import train_variants
 from experiments._node_training import Outcome
 from experiments._node_training import train_in_one_program as train_together
-from experiments._runs import in_own_folder
-from experiments._seeds import Repeats, run_all
+from experiments._seeds import Repeats
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.setup import PARTS
 from experiments.maxk.train import train
@@ -35,10 +35,7 @@ def repeated(
     """
     if vmap:
         return [train_in_one_program(variant, repeats.seeds) for variant in variants]
-    runs = [in_own_folder(run) for variant in variants for run in repeats.of(variant)]
-    outcomes = run_all(train, runs, repeats.processes)
-    count = len(repeats.seeds)
-    return [outcomes[i : i + count] for i in range(0, len(outcomes), count)]
+    return train_variants(train, variants, repeats)
 
 
 def train_in_one_program(

@@ -1,13 +1,15 @@
-"""Parts of a run: its data on the device, its network, and its name."""
+"""Parts of a run: its data on the device or its loader, its network, and its name."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from experiments._node_data import Batch, make_batch, make_graph
+from experiments._node_data import Batch, make_batch, make_graph, rows_to_one
 from experiments._node_training import Caption, Parts
 from experiments._seeds import streams
 from experiments._spread import spread_batch, spread_graph
@@ -15,6 +17,7 @@ from experiments.maxk.config import TrainConfig
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.models import GCNII, MaxKGNN
+from jaxgnn.sampling import NeighborLoader
 
 NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
 
@@ -81,3 +84,27 @@ def caption_of(config: TrainConfig) -> Caption:
 
 
 PARTS = Parts(batch_of, make_model, label_of)
+
+
+def loader_of(config: TrainConfig, dataset: NodeDataset, batch: Batch) -> NeighborLoader:
+    """The loader of the training nodes, of the graph and the features of the whole batch.
+
+    Features that are on the device are read there. Sparse ones are read as rows on the host.
+    """
+    features: Any = batch.features
+    if isinstance(features, CSRGraph):
+        features = dataset.features
+        if config.recipe().normalize_features:
+            features = rows_to_one(features)
+        features = np.asarray(features).astype(jax.numpy.dtype(config.dtype))
+    return NeighborLoader(
+        batch.graph,
+        dataset.train,
+        config.sample,
+        config.batch_size,
+        features,
+        dataset.labels,
+        seed=streams(config.seed).training,
+        edge_ids=False,
+        processes=(0, 1),
+    )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 from flax import nnx
 
+from experiments._driver import open_run, trace_loss
 from experiments._node_data import load_for_run
 from experiments._node_training import (
     Epochs,
     Outcome,
+    SampledEpochs,
+    SampledLoss,
     confusion_of,
     loop_of,
     optimizer_of,
@@ -23,14 +24,12 @@ from experiments._node_training import (
 )
 from experiments._nodes import Loss, Scores, predict
 from experiments._processes import check_same_run
-from experiments._runs import discard, shown
-from experiments._sampled_nodes import SampledEpochs, SampledLoss
+from experiments._runs import shown
 from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.sampled import loader_of
 from experiments.maxk.serving import export_model
-from experiments.maxk.setup import batch_of, caption_of, make_model
+from experiments.maxk.setup import batch_of, caption_of, loader_of, make_model
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, jit_apply, phase
@@ -73,12 +72,8 @@ def train(
             epochs = SampledEpochs(batch, loader_of(config, dataset, batch))
     loop = loop_of(config, epochs.num_steps)
     _trace(config, make_model(config, dataset), epochs)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
     # A run that names the recipe's k explicitly is the same run.
-    run = RunFolder(folder, replace(config, k=ks), may_change=_MAY_CHANGE)
+    run = open_run(config, _MAY_CHANGE, stored=replace(config, k=ks))
     running = config
     if config.validate_kernels:
         running = kernels.validated(config, batch.graph, settings.hidden_features)
@@ -103,17 +98,10 @@ def train(
 
 def _trace(config: TrainConfig, model: nnx.Module, epochs: Epochs) -> None:
     """Traces the loss with each scheduled ``k``, to find errors before the training."""
-    graphdef, state = nnx.split(model)
-    objective, batch = _loss_of(config), epochs.batch
-    if isinstance(epochs, SampledEpochs):
-        batch = epochs.loader.batch(0, 0)
-
-    def loss(state, batch, k):
-        return objective(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0), k)[0]
-
+    batch = epochs.loader.batch(0, 0) if isinstance(epochs, SampledEpochs) else epochs.batch
     numbers = range(1, config.recipe().epochs + 1) if config.k_schedule else [1]
     for k in {config.scheduled_k(epoch) for epoch in numbers}:
-        jax.eval_shape(functools.partial(loss, k=k), state, batch)
+        trace_loss(_loss_of(config), model, batch, k)
 
 
 def _loss_of(config: TrainConfig) -> Loss | SampledLoss:

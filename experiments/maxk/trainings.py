@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from experiments._driver import train_seeds
 from experiments._node_data import load_for_run
 from experiments._node_tables import tables_beside
 from experiments._node_training import Outcome
 from experiments._options import check_alone
-from experiments._runs import in_own_folder
-from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
+from experiments._seeds import ONE_SEED, Repeats, check_seeds, summarize
 from experiments.maxk.compare import compare
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.repeat import train_in_one_program
@@ -68,8 +68,7 @@ def train_all(
         run = replace(config, seed=repeats.seeds[0])
         return [_train_beside_trivial(run, tables, pictures, export)]
     else:
-        runs = [in_own_folder(run) for run in repeats.of(config)]
-        outcomes = run_all(_train_beside_trivial, runs, repeats.processes)
+        outcomes = train_seeds(_train_beside_trivial, config, repeats)
     metric = config.recipe().metric
     scores = summarize([100 * outcome.test for outcome in outcomes])
     print(f"{outcomes[0].label}, seeds {' '.join(map(str, repeats.seeds))}")

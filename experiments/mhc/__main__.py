@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.mhc.config import DeepConfig, TrainConfig
 
@@ -49,9 +49,7 @@ def deep(config: Annotated[DeepConfig, tyro.conf.arg(name="")]) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option ends it with a one-line error."""
-    commands = {"train": train, "compare": compare, "deep": deep}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mhc")
+    run_commands("experiments.mhc", train, compare, deep)
 
 
 if __name__ == "__main__":

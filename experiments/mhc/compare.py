@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from experiments._driver import train_variants
 from experiments._runs import shown
-from experiments._seeds import ONE_SEED, Repeats, paired, run_all, streams, summarize
+from experiments._seeds import ONE_SEED, Repeats, paired, streams, summarize
 from experiments._text import ngram_loss
 from experiments.mhc.config import TrainConfig
 from experiments.mhc.train import Outcome, make_model, train
@@ -69,17 +71,8 @@ def compare(
         raise bad_input("compare", "--time-ratio", "finite and above 0", time_ratio)
     base = Path("runs/mhc") if config.run is None else config.run
     variants = variants_of(config, time_ratio)
-    runs = [
-        replace(run, run=base / run.run_name())
-        for variant in variants
-        for run in repeats.of(variant)
-    ]
-    if dataset is None:
-        found = run_all(train, runs, repeats.processes)
-    else:
-        found = [train(run, dataset) for run in runs]
-    count = len(repeats.seeds)
-    outcomes = [found[i : i + count] for i in range(0, len(found), count)]
+    work = train if dataset is None else functools.partial(train, dataset=dataset)
+    outcomes = train_variants(work, [replace(variant, run=base) for variant in variants], repeats)
     texts = [dataset or pydoc_text(seed=streams(seed).split) for seed in repeats.seeds]
     table = _table(variants, outcomes, texts)
     picture = base / "compare-lm.png"

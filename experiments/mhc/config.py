@@ -83,9 +83,9 @@ class TrainConfig(BatchDevices):
 
     def run_folder(self) -> Path:
         """Folder of the run."""
-        return Path("runs") / "mhc" / self.run_name() if self.run is None else self.run
+        return Path("runs") / "mhc" / self.variant_name() if self.run is None else self.run
 
-    def run_name(self) -> str:
+    def variant_name(self) -> str:
         """The name that a run folder has by default."""
         kind = f"mhc{self.hyper_connections}" if self.hyper_connections else "plain"
         return f"lm-{kind}-width{self.features}-steps{self.steps}-seed{self.seed}"

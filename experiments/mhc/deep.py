@@ -13,8 +13,7 @@ from experiments._baselines import baselines
 from experiments._node_data import load
 from experiments._nodes import SCORES
 from experiments._options import PAGE_ALONE
-from experiments._report import finish
-from experiments._runs import discard, shown
+from experiments._runs import discard, finish, shown
 from experiments._seeds import paired, summarize
 from experiments.maxk.repeat import train_in_one_program
 from experiments.mhc.config import DeepConfig, Method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments._optimizers import warmed_adamw
-from experiments._report import finish
-from experiments._runs import discard, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
+from experiments._driver import Training, train_in_folder, train_seeds, warmed_adamw
+from experiments._runs import finish, shown
+from experiments._seeds import ONE_SEED, Repeats, streams, summarize
+from experiments._text import Batch, all_pieces, random_pieces
 from experiments.mhc.config import TrainConfig
-from experiments.mhc.data import Batch, all_pieces, random_pieces
 from jaxgnn.datasets import TextDataset, pydoc_text
 from jaxgnn.models import CausalLM
 from jaxgnn.training import (
@@ -26,7 +25,6 @@ from jaxgnn.training import (
     LoopConfig,
     RunFolder,
     Table,
-    fit,
     jit_apply,
     phase,
     plot_curves,
@@ -84,25 +82,17 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
         checkpoint_every=config.checkpoint_every,
         seed=seeds.training,
     )
-    model = make_model(config)
-    nnx.eval_shape(lambda model: _loss(model, batches(1), nnx.Rngs(0))[0], model)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
-    result = fit(
-        model,
+    training = Training(
+        make_model(config),
         _optimizer(config),
         _loss,
         batches,
-        config=loop,
-        evaluate=_Evaluation(validation),
-        run=run,
-        progress=config.progress,
-        mesh=config.mesh(),
+        batches(1),
+        loop,
+        _Evaluation(validation),
+        config.mesh(),
     )
-    return _report(config, result, run)
+    return _report(config, *train_in_folder(config, training, _MAY_CHANGE))
 
 
 def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]:
@@ -111,12 +101,8 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     Raises:
       ValueError: if an option is invalid.
     """
-    repeats.check("train")
-    runs = repeats.of(config)
-    if len(runs) > 1 and config.run is not None:
-        runs = [replace(run, run=config.run / run.run_name()) for run in runs]
-    outcomes = run_all(train, runs, repeats.processes)
-    if len(runs) > 1:
+    outcomes = train_seeds(train, config, repeats)
+    if len(outcomes) > 1:
         losses = summarize([outcome.validation for outcome in outcomes], digits=4)
         print(f"{outcomes[0].label}, seeds {' '.join(map(str, repeats.seeds))}")
         print(f"validation loss: {losses} nats a byte")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments.mlp.config import BenchConfig, FuseConfig, ValidateConfig
 
 
@@ -36,9 +36,7 @@ def fuse(config: Annotated[FuseConfig, tyro.conf.arg(name="")]) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option or a too large difference ends it with a one-line error."""
-    commands = {"bench": bench, "validate": validate, "fuse": fuse}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mlp")
+    run_commands("experiments.mlp", bench, validate, fuse)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from flax import nnx
 
 import jaxgnn
 from experiments._seeds import streams, summarize
-from experiments.mlp.baselines import majority_accuracy, neighbour_accuracy
 from experiments.mlp.config import ValidateConfig
-from experiments.mlp.data import PIXELS, large_digits
+from experiments.mlp.data import PIXELS, large_digits, majority_accuracy, neighbour_accuracy
 from experiments.mlp.differences import largest_difference
 from jaxgnn import nn, ops
-from jaxgnn.training import LoopConfig, accuracy, fit
+from jaxgnn.metrics import accuracy
+from jaxgnn.training import LoopConfig, fit
 
 _FEATURES = (PIXELS, 256, 256, 10)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.molecules.config import TrainConfig
 
@@ -32,10 +32,7 @@ def train(
 
 def main() -> None:
     """Runs a command; an invalid option or file ends it with a one-line error."""
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(
-            {"train": train}, prog="python -m experiments.molecules"
-        )
+    run_commands("experiments.molecules", train)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments._seeds import summarize
+from experiments._driver import methods_table
 from experiments.molecules.dynamics import Trajectory
 from experiments.molecules.errors import Errors
 from jaxgnn.training import Table
@@ -52,20 +52,8 @@ def errors_table(title: str, seeds: Sequence[Mapping[str, Errors]], note: str = 
       seeds: for each seed the errors of the methods, by their names.
       note: further information.
     """
-    return Table(
-        title=title,
-        columns=("method", *_COLUMNS.values()),
-        rows=tuple(
-            (
-                name,
-                *(_cell([getattr(errors[name], field) for errors in seeds]) for field in _COLUMNS),
-            )
-            for name in seeds[0]
-        ),
-        note=note,
-    )
-
-
-def _cell(values: Sequence[float]) -> str:
-    summary = summarize(values, digits=1)
-    return f"{summary.mean:,.1f}" if summary.count == 1 else str(summary)
+    numbers = {
+        name: [[getattr(errors[name], field) for errors in seeds] for field in _COLUMNS]
+        for name in seeds[0]
+    }
+    return methods_table(title, dict.fromkeys(_COLUMNS.values(), 1), numbers, note)

@@ -7,22 +7,27 @@ from pathlib import Path
 
 from flax import nnx
 
+from experiments._driver import Training, finish_seeds, train_in_folder, train_seeds
 from experiments._nodes import num_parameters
-from experiments._report import finish
-from experiments._runs import discard, in_own_folder, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all, streams
-from experiments.benchmarks._report import Row, append_rows
+from experiments._runs import finish, shown
+from experiments._seeds import ONE_SEED, Repeats, streams
+from experiments.benchmarks._report import Row
 from experiments.molecules.baseline import PairPotential, species_energies
 from experiments.molecules.config import TrainConfig
 from experiments.molecules.data import Batches, load, split_of
 from experiments.molecules.draw import draw_results
 from experiments.molecules.dynamics import Trajectory, calmest, run_dynamics
 from experiments.molecules.errors import Errors, Prediction
-from experiments.molecules.networks import force_scale, potential_of
-from experiments.molecules.setup import Loss, Scores, loop_of, optimizer_of
+from experiments.molecules.setup import (
+    Loss,
+    Scores,
+    force_scale,
+    loop_of,
+    optimizer_of,
+    potential_of,
+)
 from experiments.molecules.tables import Outcome, errors_table
-from jaxgnn.testing.timing import device_description
-from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
+from jaxgnn.training import FitResult, RunFolder, Table, phase, plot_curves
 
 RESULTS = Path(__file__).parent / "results" / "molecules.jsonl"
 PAIRS = "pair potential"
@@ -51,24 +56,18 @@ def train(config: TrainConfig) -> Outcome:
     with phase("methods without a network", progress=config.progress):
         trivial = trivial_predictions(config, batches)
     model = potential_of(config, batches)
-    _trace(loss, model, batches)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
-    result = fit(
+    training = Training(
         model,
         optimizer_of(config),
         loss,
         batches,
-        config=loop_of(config),
-        evaluate=scores,
-        run=run,
-        progress=config.progress,
+        batches(1),
+        loop_of(config),
+        scores,
+        unit="step",
     )
-    if result.best is None or result.best_model is None:
-        raise FloatingPointError("train: every evaluation was NaN; no step is the best")
+    result, run = train_in_folder(config, training, _MAY_CHANGE)
+    assert result.best is not None and result.best_model is not None
     best = result.best_model
     best.eval()  # as in the evaluations, so that nothing compiles again
     predictions = trivial | {config.label(): scores.predictions(best, "test")}
@@ -82,7 +81,8 @@ def train(config: TrainConfig) -> Outcome:
         trajectory=trajectory,
     )
     pictures = _draw(config, run, outcome, predictions)
-    compiled = {"training step": loss.count, "prediction": scores.count}
+    # The loss was traced once before the training.
+    compiled = {"training step": loss.count - 1, "prediction": scores.count}
     _report(config, batches, result, outcome, run, pictures, compiled)
     return outcome
 
@@ -100,18 +100,13 @@ def train_all(
     Raises:
       ValueError: if an option or a data file is invalid.
     """
-    repeats.check("train")
-    config.check()
-    runs = repeats.of(config)
-    if len(runs) > 1:
-        runs = [in_own_folder(run) for run in runs]
-    outcomes = run_all(train, runs, repeats.processes)
-    if commit_results:
-        append_rows(RESULTS, _rows(config, repeats, outcomes))
-    if len(runs) > 1:
-        seeds = f"seeds {' '.join(map(str, repeats.seeds))}"
-        note = f"mean ± standard deviation (number of seeds), {seeds}"
-        print(f"\n{_table(config, outcomes, note).text()}")
+    outcomes = train_seeds(train, config, repeats)
+    finish_seeds(
+        repeats,
+        lambda note: _table(config, outcomes, note),
+        _rows(config, outcomes),
+        RESULTS if commit_results else None,
+    )
     return outcomes
 
 
@@ -135,13 +130,6 @@ def trivial_predictions(config: TrainConfig, batches: Batches) -> dict[str, list
         ],
         PAIRS: [Prediction.of(one, *pairs(one)) for one in test],
     }
-
-
-def _trace(loss: Loss, model: nnx.Module, batches: Batches) -> None:
-    """Traces the loss, to find errors before the training."""
-    batch = batches(1)
-    nnx.eval_shape(lambda model: loss(model, batch, nnx.Rngs(0))[0], model)
-    loss.count = 0
 
 
 def _dynamics(config: TrainConfig, batches: Batches, model: nnx.Module) -> Trajectory | None:
@@ -178,10 +166,10 @@ def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
     return errors_table(title, [outcome.errors for outcome in outcomes], note)
 
 
-def _rows(config: TrainConfig, repeats: Repeats, outcomes: list[Outcome]) -> list[Row]:
+def _rows(config: TrainConfig, outcomes: list[Outcome]) -> list[Row]:
     """A row for each method, with the list of each error over the seeds."""
-    common = {"experiment": "molecules", "data": config.data_name(), "seeds": list(repeats.seeds)}
-    common |= {"structures": config.structures, "steps": config.steps, **device_description()}
+    common = {"experiment": "molecules", "data": config.data_name()}
+    common |= {"structures": config.structures, "steps": config.steps}
     names = list(outcomes[0].errors)
     errors = {name: [asdict(outcome.errors[name]) for outcome in outcomes] for name in names}
     rows = [

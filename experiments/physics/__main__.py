@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.physics.config import DrawConfig, RolloutConfig, TrainConfig
 
@@ -56,9 +56,7 @@ def draw(config: Annotated[DrawConfig, tyro.conf.arg(name="")]) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option or file ends it with a one-line error."""
-    commands = {"train": train, "rollout": rollout, "draw": draw}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.physics")
+    run_commands("experiments.physics", train, rollout, draw)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments._seeds import summarize
+from experiments._driver import methods_table
 from experiments.physics.errors import Errors
 from jaxgnn.training import Table
 
@@ -45,39 +45,23 @@ def errors_table(title: str, seeds: Sequence[Mapping[str, Errors]], note: str = 
       seeds: for each seed the errors of the methods, by their names.
       note: further information.
     """
-    horizon = len(next(iter(seeds[0].values())).distances)
-    times = times_of(horizon)
-    return Table(
-        title=title,
-        columns=(
-            "method",
-            "one step, %",
-            *(f"distance, {time} frames" for time in times),
-            "energy, %",
-        ),
-        rows=tuple(
-            (
-                name,
-                _cell([100 * errors[name].one_step for errors in seeds], 1),
-                *(
-                    _cell([errors[name].distances[time - 1] for errors in seeds], 3)
-                    for time in times
-                ),
-                _cell([100 * errors[name].energy for errors in seeds], 1),
-            )
-            for name in seeds[0]
-        ),
-        note=note,
-    )
+    times = times_of(len(next(iter(seeds[0].values())).distances))
+    columns = {
+        "one step, %": 1,
+        **{f"distance, {time} frames": 3 for time in times},
+        "energy, %": 1,
+    }
+    numbers = {}
+    for name in seeds[0]:
+        runs = [errors[name] for errors in seeds]
+        numbers[name] = [
+            [100 * run.one_step for run in runs],
+            *([run.distances[time - 1] for run in runs] for time in times),
+            [100 * run.energy for run in runs],
+        ]
+    return methods_table(title, columns, numbers, note)
 
 
 def times_of(horizon: int) -> list[int]:
     """A tenth, two fifths and all of a rollout, in frames."""
     return sorted({max(1, horizon // 10), max(1, 2 * horizon // 5), horizon})
-
-
-def _cell(values: Sequence[float], digits: int) -> str:
-    summary = summarize(values, digits=digits)
-    if summary.count > 1:
-        return str(summary)
-    return f"{summary.mean:,.{digits}f}"

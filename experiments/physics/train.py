@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from flax import nnx
 
+from experiments._driver import Training, finish_seeds, train_in_folder, train_seeds
 from experiments._nodes import num_parameters
-from experiments._report import finish
-from experiments._runs import discard, shown
-from experiments._seeds import ONE_SEED, Repeats, run_all, streams
-from experiments.benchmarks._report import Row, append_rows
+from experiments._runs import finish, shown
+from experiments._seeds import ONE_SEED, Repeats, streams
+from experiments.benchmarks._report import Row
 from experiments.physics.config import TrainConfig
-from experiments.physics.data import Parts, Runs, World, on_device, simulate
+from experiments.physics.data import Parts, World, on_device, simulate
 from experiments.physics.errors import Errors, trivial_errors
-from experiments.physics.setup import Loss, Scores, loop_of, loss_of, optimizer_of, start
+from experiments.physics.setup import Scores, loop_of, loss_of, optimizer_of, start
 from experiments.physics.simulator import Simulator
 from experiments.physics.tables import Outcome, errors_table, times_of
-from jaxgnn.testing.timing import device_description
-from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
+from jaxgnn.training import FitResult, RunFolder, Table, phase, plot_curves
 
 RESULTS = Path(__file__).parent / "results" / "physics.jsonl"
 
@@ -44,24 +42,18 @@ def train(config: TrainConfig) -> Outcome:
     scored = {"validation": parts.validation, "test": parts.test}
     scores = Scores(world, scored, config.horizon, config.history)
     model = Simulator(config, parts.train, nnx.Rngs(streams(config.seed).parameters))
-    loss = loss_of(config, world)
-    _trace(loss, model, runs)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
-    result = fit(
+    training = Training(
         model,
         optimizer_of(config),
-        loss,
+        loss_of(config, world),
         lambda _: runs,
-        config=loop_of(config),
-        evaluate=scores,
-        run=run,
-        progress=config.progress,
-        mesh=config.mesh(),
+        runs,
+        loop_of(config),
+        scores,
+        config.mesh(),
+        unit="step",
     )
+    result, run = train_in_folder(config, training, _MAY_CHANGE)
     outcome = _outcome(config, result, scores, trivial)
     _report(config, parts, result, outcome, run)
     return outcome
@@ -80,31 +72,20 @@ def train_all(
     Raises:
       ValueError: if an option is invalid.
     """
-    repeats.check("train")
-    config.check()
-    runs = repeats.of(config)
-    if len(runs) > 1 and config.run is not None:
-        runs = [replace(run, run=config.run / run.variant_name()) for run in runs]
-    outcomes = run_all(train, runs, repeats.processes)
-    if commit_results:
-        append_rows(RESULTS, _rows(config, repeats, outcomes))
-    if len(runs) > 1:
-        seeds = f"seeds {' '.join(map(str, repeats.seeds))}"
-        note = f"mean ± standard deviation (number of seeds), {seeds}"
-        print(f"\n{_table(config, outcomes, note).text()}")
+    outcomes = train_seeds(train, config, repeats)
+    finish_seeds(
+        repeats,
+        lambda note: _table(config, outcomes, note),
+        _rows(config, outcomes),
+        RESULTS if commit_results else None,
+    )
     return outcomes
-
-
-def _trace(loss: Loss, model: Simulator, runs: Runs) -> None:
-    """Traces the loss, to find errors before the training."""
-    nnx.eval_shape(lambda model: loss(model, runs, nnx.Rngs(0))[0], model)
 
 
 def _outcome(
     config: TrainConfig, result: FitResult, scores: Scores, trivial: dict[str, Errors]
 ) -> Outcome:
-    if result.best is None or result.best_model is None:
-        raise FloatingPointError("train: every evaluation was NaN; no step is the best")
+    assert result.best is not None and result.best_model is not None
     result.best_model.eval()  # as in the evaluations, so that nothing compiles again
     return Outcome(
         label=config.label(),
@@ -122,10 +103,10 @@ def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
     return errors_table(title, [outcome.methods() for outcome in outcomes], note)
 
 
-def _rows(config: TrainConfig, repeats: Repeats, outcomes: list[Outcome]) -> list[Row]:
+def _rows(config: TrainConfig, outcomes: list[Outcome]) -> list[Row]:
     """A row for each method, with the list of each error over the seeds."""
-    common = {"experiment": "physics", "system": config.system, "seeds": list(repeats.seeds)}
-    common |= {"particles": config.particles, "horizon": config.horizon, **device_description()}
+    common = {"experiment": "physics", "system": config.system}
+    common |= {"particles": config.particles, "horizon": config.horizon}
     found = [outcome.methods() for outcome in outcomes]
     return [
         {

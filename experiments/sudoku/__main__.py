@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._command import one_line_errors
+from experiments._command import run_commands
 from experiments.sudoku.config import (
     CostConfig,
     EvaluateConfig,
@@ -85,10 +85,7 @@ def cost(config: Annotated[CostConfig, _UNNAMED]) -> None:
 
 def main() -> None:
     """Runs a command; an invalid option, file or puzzle ends it with a one-line error."""
-    named = (generate, train, evaluate, solve, export, cost)
-    commands = {command.__name__: command for command in named}
-    with one_line_errors():
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.sudoku")
+    run_commands("experiments.sudoku", generate, train, evaluate, solve, export, cost)
 
 
 if __name__ == "__main__":

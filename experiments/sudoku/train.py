@@ -16,9 +16,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments._optimizers import warmed_adamw
-from experiments._report import finish
-from experiments._runs import discard, shown
+from experiments._driver import open_run, trace_loss, warmed_adamw
+from experiments._runs import finish, shown
 from experiments._seeds import streams, summarize
 from experiments.sudoku.config import TrainConfig
 from experiments.sudoku.data import (
@@ -130,12 +129,8 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
     if config.initial is not None:
         _begin_with(model, config.initial)
     loss_fn = functools.partial(training_loss, recipe=settings)
-    nnx.eval_shape(lambda model: loss_fn(model, pool(1, 1), nnx.Rngs(0))[0], model)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    trace_loss(loss_fn, model, pool(1, 1))
+    run = open_run(config, _MAY_CHANGE)
     if config.initial is not None and log_of(config.initial).exists():
         shutil.copyfile(log_of(config.initial), run.path / EARLIER_LOG)
     steps, seconds = _budget(config, settings, model, loss_fn, pool, run)

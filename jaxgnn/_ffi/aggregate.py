@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 from jaxgnn._ffi._call import call, call_many, widened
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.operands import structure
-from pallas_kernels.arguments.aggregate import Form, Statistics, Terms
+from pallas_kernels.arguments.aggregate import STATISTICS, Form, Statistics, Terms
+from pallas_kernels.arguments.reductions import REDUCTIONS
 
 TARGETS = {
     "jaxgnn_aggregate": ("cpu",),
@@ -24,7 +25,7 @@ TARGETS = {
 
 
 _KINDS = {"float": jnp.float32, "int": jnp.int32}
-_TERMS = tuple(Terms.__dataclass_fields__)
+_TERMS = tuple(field for field in Terms.__dataclass_fields__ if field != "each")
 _OF_EDGES = tuple(field for field in _TERMS if not field.endswith("_holder"))
 
 
@@ -36,11 +37,11 @@ def forward(
     rows, dim = graph.num_rows, x.shape[-1]
     kept = form.kept() if keep else {}
     results: list[tuple[tuple[int, ...], Any]] = [((rows, len(form.reductions) * dim), x.dtype)]
-    for field in Statistics.__dataclass_fields__:
+    for field in STATISTICS:
         shape = (rows, dim) if field in kept else (0,)
         results.append((shape, _KINDS[kept.get(field, "float")]))
     units, offsets, indices = structure(graph)
-    y, *made = call_many(
+    y, *arrays = call_many(
         "jaxgnn_aggregate",
         results,
         units,
@@ -50,8 +51,20 @@ def forward(
         reductions=",".join(form.reductions),
         ties=form.keeps,
     )
-    found = zip(Statistics.__dataclass_fields__, made, strict=True)
-    return y.astype(dtype), Statistics(**{field: array for field, array in found if field in kept})
+    pairs = zip(STATISTICS, arrays, strict=True)
+    return y.astype(dtype), Statistics(**{field: array for field, array in pairs if field in kept})
+
+
+def limits(graph: CSRGraph, x: Array, *, form: Form, keep: bool) -> str | None:
+    """The reason why the compiled kernels do not have these reductions; None if they have."""
+    others = [name for name in form.reductions if not REDUCTIONS[name].is_compiled]
+    compiled = (name for name, reduction in REDUCTIONS.items() if reduction.is_compiled)
+    return f"needs reductions among {', '.join(compiled)}, got {others[0]}" if others else None
+
+
+def gradient_limits(graph: CSRGraph, x: Array, terms: Terms) -> str | None:
+    """The reason why the compiled kernels do not have the gradient; None if they have."""
+    return f"has no gradient of {', '.join(terms.each)}" if terms.each else None
 
 
 def grad_columns(

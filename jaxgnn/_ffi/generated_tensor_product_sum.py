@@ -1,30 +1,29 @@
 """Typed calls of the kernels of sums of tensor products on a GPU.
 
 They are generated for each product and compiled when they are first used. They read and write
-float32. The weights of edges are an array, or a ``RadialLayer`` that makes them in the kernels.
+float32. The weights of edges are an array, or a ``RadialLayer`` whose weights the kernels compute.
 """
 
 from __future__ import annotations
-
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._codegen.descriptions import describe, described_source
+from jaxgnn._codegen.frame import WARP, WARPS, Kind, Source
+from jaxgnn._codegen.radial_weights import RadialWeights
+from jaxgnn._codegen.tensor_product import source
 from jaxgnn._ffi import _programs
 from jaxgnn._ffi._call import Shape
 from jaxgnn._ffi._launch import Launch, launch
-from jaxgnn._ffi._made_weights_source import MadeWeights
-from jaxgnn._ffi._tensor_product_frame import WARP, WARPS
-from jaxgnn._ffi._tensor_product_source import Kind, Source, source
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.graph import CSRGraph
 from pallas_kernels.chip import Chip
 
 _FAMILY = "tensor_product_sum"
-_BLOCKS_OF_MULTIPROCESSOR = 2  # of kernels that make weights
+_BLOCKS_OF_MULTIPROCESSOR = 2  # Holds for kernels that compute weights.
 
 Weights = Float[Array, "edges weights"] | RadialLayer
 
@@ -71,8 +70,8 @@ def weight_products(
 
     Zero in padding slots.
     """
-    own = range(len(product.paths)) if paths is None else paths
-    shape = graph.num_edges, sum(product.channels(product.paths[i]) for i in own)
+    numbers = range(len(product.paths)) if paths is None else paths
+    shape = graph.num_edges, sum(product.channels(product.paths[i]) for i in numbers)
     products = _generated(product, "weights", shape, graph, None, x, dy, harmonics, paths=paths)
     return products.astype(dtype)
 
@@ -124,8 +123,8 @@ def columns_tangent(
     slots = graph.made_plan("schedule", "transpose", "permutation").permutation
     arrays = graph.transpose(), slots.astype(jnp.int32), dy, harmonics, weights
     shape, tangents = (graph.num_cols, product.irreps_in.dim), (None, dharmonics, dweights)
-    made = _generated(product, "columns_tangent", shape, *arrays, tangents=tangents)
-    return made.astype(dy.dtype)
+    sums = _generated(product, "columns_tangent", shape, *arrays, tangents=tangents)
+    return sums.astype(dy.dtype)
 
 
 def weights_tangent(
@@ -158,11 +157,11 @@ def limits(
     if not product.paths:
         return "needs a path on a GPU, got a product without any"
     layers = [array for array in arrays if isinstance(array, RadialLayer)]
-    return _no_made_weights(product, layers[0]) if layers else None
+    return _radial_limits(product, layers[0]) if layers else None
 
 
-def _no_made_weights(product: TensorProduct, layer: RadialLayer) -> str | None:
-    """The reason why kernels can not make the weights of this layer; None if they can."""
+def _radial_limits(product: TensorProduct, layer: RadialLayer) -> str | None:
+    """The reason why kernels can not compute the weights of this layer; None if they can."""
     chip = Chip.current()
     if chip.generation < 8:
         return f"needs TF32, compute capability 8.0 or higher, got {chip.capability or 'none'}"
@@ -179,15 +178,15 @@ def _no_made_weights(product: TensorProduct, layer: RadialLayer) -> str | None:
 
 
 def _source_for(product: TensorProduct, kind: Kind, weights: Array | RadialLayer) -> Source:
-    return source(product, kind, _made(weights))
+    return source(product, kind, _radial(weights))
 
 
-def _made(weights: Array | RadialLayer) -> MadeWeights | None:
+def _radial(weights: Array | RadialLayer) -> RadialWeights | None:
     if not isinstance(weights, RadialLayer):
         return None
     products = 1 if weights.precision == "tf32" else 3
     blocks = _BLOCKS_OF_MULTIPROCESSOR * Chip.current().multiprocessors
-    return MadeWeights(weights.kernel.shape[0], products, blocks)
+    return RadialWeights(weights.kernel.shape[0], products, blocks)
 
 
 def _generated(
@@ -201,10 +200,10 @@ def _generated(
     tangents: tuple[Array | None, ...] = (None, None, None),
 ) -> Array:
     """Calls the kernels of this kind on float32 arrays, of which the last may be a layer."""
-    made = _made(arrays[-1])
-    description = _described(product, kind, made, paths)
-    generated = _source_of(description)
-    kernel = [] if made else [None]  # else the second leaf of the layer
+    radial = _radial(arrays[-1])
+    description = describe(product, kind, radial, paths)
+    generated = described_source(description)
+    kernel = [] if radial else [None]  # A layer has its kernel as its second leaf.
     floats = [*jax.tree.leaves(arrays), *kernel, *tangents]
     floats = [None if array is None else array.astype(jnp.float32) for array in floats]
     results = (shape, jnp.float32), ((generated.tile_floats,), jnp.float32)
@@ -233,26 +232,4 @@ def _launches(generated: Source, num_rows: int) -> list[Launch]:
     return launches
 
 
-def _described(
-    product: TensorProduct,
-    kind: Kind,
-    made: MadeWeights | None = None,
-    paths: tuple[int, ...] | None = None,
-) -> str:
-    """A text from which ``_source_of`` makes the source."""
-    irreps = product.irreps_in, product.irreps_sh, product.irreps_out
-    instructions = ",".join("-".join(map(str, path)) for path in product.paths)
-    layer = "" if made is None else "-".join(map(str, made))
-    own = "" if paths is None else ",".join(map(str, paths))
-    return ";".join([kind, *map(str, irreps), instructions, layer, own])
-
-
-def _source_of(description: str) -> Source:
-    kind, of_in, of_sh, of_out, paths, layer, own = description.split(";")
-    instructions = [tuple(map(int, path.split("-"))) for path in paths.split(",")]
-    product = TensorProduct.of(of_in, of_sh, of_out, instructions)
-    made = MadeWeights(*map(int, layer.split("-"))) if layer else None
-    return source(product, cast(Kind, kind), made, tuple(map(int, own.split(","))) if own else None)
-
-
-_programs.register(_FAMILY, lambda description: _source_of(description).text)
+_programs.register(_FAMILY, lambda description: described_source(description).text)

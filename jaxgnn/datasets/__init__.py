@@ -36,13 +36,11 @@ from jaxgnn.datasets.readers.hypergraphs import read_hyperedge_text as read_hype
 from jaxgnn.datasets.readers.hypergraphs import read_hypergcn as read_hypergcn
 from jaxgnn.datasets.readers.npz_graph import read_npz_graph as read_npz_graph
 from jaxgnn.datasets.readers.ogb import read_ogb as read_ogb
-from jaxgnn.datasets.readers.ogb_graphs import read_ogb_code as read_ogb_code
-from jaxgnn.datasets.readers.ogb_graphs import read_ogb_graphs as read_ogb_graphs
-from jaxgnn.datasets.readers.ogb_links import LinksDataset as LinksDataset
-from jaxgnn.datasets.readers.ogb_links import TriplesDataset as TriplesDataset
+from jaxgnn.datasets.readers.ogb import read_ogb_code as read_ogb_code
+from jaxgnn.datasets.readers.ogb import read_ogb_graphs as read_ogb_graphs
+from jaxgnn.datasets.readers.ogb import read_ogb_mag as read_ogb_mag
 from jaxgnn.datasets.readers.ogb_links import read_ogb_links as read_ogb_links
 from jaxgnn.datasets.readers.ogb_links import read_ogb_triples as read_ogb_triples
-from jaxgnn.datasets.readers.ogb_mag import read_ogb_mag as read_ogb_mag
 from jaxgnn.datasets.readers.own_graph import read_graph as read_graph
 from jaxgnn.datasets.readers.planetoid import read_planetoid as read_planetoid
 from jaxgnn.datasets.readers.table import GRAPH_READERS as GRAPH_READERS
@@ -54,6 +52,8 @@ from jaxgnn.datasets.records.edge_split import EdgeSplit as EdgeSplit
 from jaxgnn.datasets.records.edge_split import LinkPart as LinkPart
 from jaxgnn.datasets.records.edge_split import split_edges as split_edges
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset as GraphsDataset
+from jaxgnn.datasets.records.links_dataset import LinksDataset as LinksDataset
+from jaxgnn.datasets.records.links_dataset import TriplesDataset as TriplesDataset
 from jaxgnn.datasets.records.node_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets.records.node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets.records.particle_motion import ParticleMotion as ParticleMotion

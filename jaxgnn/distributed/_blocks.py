@@ -34,7 +34,7 @@ class Layout:
 
     @classmethod
     def of(cls, partition: Partition) -> Layout:
-        """The smallest equal blocks; long ones have a round number of rows.
+        """Returns the smallest equal blocks; long ones have a round number of rows.
 
         All have an edge slot, since XLA ends the process on some arrays without elements inside of
         ``jax.shard_map`` (jaxlib 0.11.2).
@@ -121,10 +121,10 @@ class Cutter:
     def _needs(self) -> list[list[np.ndarray]]:
         """For each block and owner the columns of the owner that the block reads, ascending."""
         columns, needs = self.columns, []
-        for members, own in zip(self.layout.members, columns.members, strict=True):
+        for members, columns_of_part in zip(self.layout.members, columns.members, strict=True):
             read = np.zeros(columns.num_nodes, bool)
             read[self.indices[edges_of(self.indptr, members)]] = True
-            read[own] = False
+            read[columns_of_part] = False
             nodes = np.flatnonzero(read)
             owners = columns.partition.part_of[nodes]
             nodes = nodes[np.argsort(owners, kind="stable")]
@@ -133,7 +133,7 @@ class Cutter:
         return needs
 
     def send(self, owner: int) -> np.ndarray | None:
-        """The lists of an owner: its rows that each block needs, int32 [devices, slots]."""
+        """Returns the lists of an owner: its rows that each block needs, int32 [devices, slots]."""
         if self.needs is None:
             return None
         columns = self.columns
@@ -219,13 +219,13 @@ class Cutter:
         return near, far
 
     def _is_near(self, block: int) -> np.ndarray:
-        """A mask of the edges of a block whose sender is on the device."""
+        """Returns a mask of the edges of a block whose sender is on the device."""
         senders = self.indices[edges_of(self.indptr, self.layout.members[block])]
         return self.columns.partition.part_of[senders] == block
 
 
 def offsets_of(degrees: np.ndarray, rows: int, edges: int) -> np.ndarray:
-    """Offsets of rows of these degrees, and of padding rows after them up to ``rows``.
+    """Returns offsets of rows of these degrees, and of padding rows after them up to ``rows``.
 
     ``edges`` is the number of edge slots of the block, which fit 32 bits where those of the whole
     graph may not.
@@ -238,13 +238,13 @@ def offsets_of(degrees: np.ndarray, rows: int, edges: int) -> np.ndarray:
 
 
 def edge_numbers(indptr: np.ndarray, members: np.ndarray, rows: int, total: int) -> EdgeNumbers:
-    """Numbers in the whole graph, of ``total`` edges, of the edges of a block's rows."""
+    """Returns numbers in the whole graph, of ``total`` edges, of the edges of a block's rows."""
     words = Words.of_host(padded(indptr[members].astype(np.int64), rows))
     return EdgeNumbers(jnp.stack([*map(jnp.asarray, words)], axis=1), total)
 
 
 def padded(array: np.ndarray, length: int) -> np.ndarray:
-    """The array padded with zeros at the end of the first axis."""
+    """Returns the array padded with zeros at the end of the first axis."""
     missing = length - len(array)
     if not missing:
         return array
@@ -252,7 +252,7 @@ def padded(array: np.ndarray, length: int) -> np.ndarray:
 
 
 def axis_of(where: str, mesh: Any, axis: str | None) -> str:
-    """The mesh axis to spread over: the named one, or the only one."""
+    """Returns the mesh axis to spread over: the named one, or the only one."""
     if not isinstance(mesh, Mesh):
         raise bad_input(where, "mesh", "a jax.sharding.Mesh", type(mesh).__name__)
     names = tuple(mesh.axis_names)

@@ -43,7 +43,7 @@ def parts_by_community(neighbours: _Matrix, parts: int) -> np.ndarray:
     size = -(-num_nodes // parts)
     if size == 1 or parts == 1:
         return np.arange(num_nodes, dtype=np.int32) * (parts > 1)
-    orders = _by_communities(weighted, size), _by_affinity(weighted)
+    orders = _order_by_communities(weighted, size), _order_by_affinity(weighted)
     each = [_cut(order, parts) for order in orders]
     return _refined(weighted, max(each, key=lambda part_of: _inside(weighted, part_of)), parts)
 
@@ -56,27 +56,27 @@ def _cut(order: np.ndarray, parts: int) -> np.ndarray:
 
 
 def _inside(neighbours: _Matrix, part_of: np.ndarray) -> int:
-    """Number of entries within the parts."""
+    """Returns the number of entries within the parts."""
     return int(np.count_nonzero(part_of[_rows(neighbours)] == part_of[neighbours.indices]))
 
 
-def _by_communities(neighbours: _Matrix, size: int) -> np.ndarray:
+def _order_by_communities(neighbours: _Matrix, size: int) -> np.ndarray:
     """Orders nodes by communities, these by communities within them down to ``size`` nodes."""
     num_nodes = neighbours.shape[0]
     if num_nodes <= size or not neighbours.nnz:
-        return _by_affinity(neighbours)
+        return _order_by_affinity(neighbours)
     senders, indptr = _rows(neighbours), neighbours.indptr
     # A symmetric adjacency is its own transpose.
     communities = find_communities(indptr, indptr, neighbours.indices, senders)
     counts = np.bincount(communities)
     if counts.max() > _LARGEST_SHARE * num_nodes:
-        return _by_affinity(neighbours)
+        return _order_by_affinity(neighbours)
     members = np.split(np.argsort(communities, kind="stable"), np.cumsum(counts)[:-1])
     inner = ((each, neighbours[each][:, each]) for each in members if len(each))
-    return np.concatenate([each[_by_communities(within, size)] for each, within in inner])
+    return np.concatenate([each[_order_by_communities(within, size)] for each, within in inner])
 
 
-def _by_affinity(neighbours: _Matrix) -> np.ndarray:
+def _order_by_affinity(neighbours: _Matrix) -> np.ndarray:
     """Orders nodes by the tree of affinity clustering.
 
     In each round every cluster joins the neighbour to which it has most edges, by the root of the
@@ -113,11 +113,11 @@ def _refined(neighbours: _Matrix, part_of: np.ndarray, parts: int) -> np.ndarray
     for _ in range(_ROUNDS):
         counts = scipy.sparse.csr_array(neighbours @ _columns(part_of, parts))
         nodes, targets = _rows(counts), counts.indices
-        own = np.zeros(len(part_of))
+        inside = np.zeros(len(part_of))
         here = targets == part_of[nodes]
-        own[nodes[here]] = counts.data[here]
+        inside[nodes[here]] = counts.data[here]
         best = _largest(counts, counts.data + _NOISE * draws.random(counts.nnz))
-        gains = counts.data[best] - own[nodes[best]]
+        gains = counts.data[best] - inside[nodes[best]]
         # If all nodes moved at once, neighbours would exchange their parts.
         moves = (gains > 0) & (draws.random(len(best)) < 0.5)
         order = np.argsort(-gains[moves], kind="stable")
@@ -133,7 +133,7 @@ def _refined(neighbours: _Matrix, part_of: np.ndarray, parts: int) -> np.ndarray
 
 
 def _largest(matrix: _Matrix, values: np.ndarray) -> np.ndarray:
-    """Position of the first largest value of each row that has entries."""
+    """Returns the position of the first largest value of each row that has entries."""
     filled = np.flatnonzero(np.diff(matrix.indptr))
     best = np.zeros(matrix.shape[0])
     best[filled] = np.maximum.reduceat(values, matrix.indptr[filled])
@@ -143,7 +143,7 @@ def _largest(matrix: _Matrix, values: np.ndarray) -> np.ndarray:
 
 
 def _ranks(labels: np.ndarray) -> np.ndarray:
-    """Number of earlier entries with the same label, for each entry."""
+    """Returns the number of earlier entries with the same label, for each entry."""
     order = np.argsort(labels, kind="stable")
     ranks = np.empty(len(labels), np.int64)
     ranks[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
@@ -151,11 +151,11 @@ def _ranks(labels: np.ndarray) -> np.ndarray:
 
 
 def _rows(matrix: _Matrix) -> np.ndarray:
-    """Row of each entry."""
+    """Returns the row of each entry."""
     return np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
 
 
 def _columns(labels: np.ndarray, count: int) -> _Matrix:
-    """The matrix with a one in the column of each node's label."""
+    """Returns the matrix with a one in the column of each node's label."""
     ones, nodes = np.ones(len(labels)), np.arange(len(labels))
     return scipy.sparse.csr_array((ones, (nodes, labels)), shape=(len(labels), count))

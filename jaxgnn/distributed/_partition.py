@@ -140,7 +140,7 @@ def partition(
         expected = f"at most one for each of {graph.num_rows} rows"
         raise bad_input("partition", "parts", expected, parts)
     if isinstance(method, str):
-        part_of = _by_name(graph, int(parts), method, seed, cache)
+        part_of = _cached_parts(graph, int(parts), method, seed, cache)
     else:
         part_of = _checked_array("method", np.asarray(method), graph.num_rows, int(parts))
     of_columns = part_of
@@ -149,10 +149,10 @@ def partition(
     return _counted(graph, part_of, of_columns, int(parts))
 
 
-def _by_name(
+def _cached_parts(
     graph: CSRGraph, parts: int, method: str, seed: int, cache: str | os.PathLike[str] | None
 ) -> np.ndarray:
-    """The part of each row, by a method or from the cache."""
+    """Returns the part of each row, by a method or from the cache."""
     if method not in _METHODS:
         expected = f"{', '.join(map(repr, _METHODS))} or an array"
         raise bad_input("partition", "method", expected, repr(method))
@@ -166,7 +166,7 @@ def _by_name(
 
 
 def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts: int) -> Partition:
-    """The partition with its counts; no part may be without rows."""
+    """Returns the partition with its counts; no part may be without rows."""
     rows = np.bincount(part_of, minlength=parts)
     if not rows.all():
         expected = f"at least one row for each of {parts} parts"
@@ -188,7 +188,7 @@ def check_graph(graph: Any, *, square: bool) -> None:
 
 
 def edges_of(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The positions of the edges that enter some rows, one row after the other."""
+    """Returns the positions of the edges that enter some rows, one row after the other."""
     degrees = np.diff(indptr)[rows]
     ends = np.cumsum(degrees)
     total = int(ends[-1]) if len(ends) else 0
@@ -204,11 +204,11 @@ def rows_of(part_of: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 def _boundaries(
     graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray, of_columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """The number of halo rows of each part, and of edges between parts."""
+    """Returns the number of halo rows of each part, and of edges between parts."""
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
     halo_rows, cut = [], 0
-    for part, own in enumerate(rows_of(part_of, rows)):
-        senders = indices[edges_of(indptr, own)]
+    for part, rows_of_one in enumerate(rows_of(part_of, rows)):
+        senders = indices[edges_of(indptr, rows_of_one)]
         cut += int(np.count_nonzero(of_columns[senders] != part))
         read = np.zeros(graph.num_cols, bool)
         read[senders] = True
@@ -216,7 +216,7 @@ def _boundaries(
     return np.array(halo_rows, np.int64), cut
 
 
-def _by_degree(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+def _degree_parts(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     degrees = np.diff(np.asarray(graph.indptr))
     order = np.argsort(-degrees, kind="stable")
     part_of = np.empty(len(order), np.int32)
@@ -232,7 +232,7 @@ def _by_degree(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     return part_of
 
 
-def _at_random(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+def _random_parts(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     part_of = np.arange(graph.num_rows, dtype=np.int32) % parts
     return np.random.default_rng(seed).permutation(part_of)
 
@@ -247,7 +247,7 @@ def _contiguous(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     return (np.arange(graph.num_rows) * parts // graph.num_rows).astype(np.int32)
 
 
-def _by_communities(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+def _community_parts(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     _require_square(graph, "communities")
     return parts_by_community(_adjacency(graph), parts)
 
@@ -258,7 +258,7 @@ def _require_square(graph: CSRGraph, method: str) -> None:
         raise bad_input("partition", "graph", expected, f"shape {graph.shape}")
 
 
-def _by_metis(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+def _metis_parts(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     _require_square(graph, "metis")
     try:
         import pymetis  # pyrefly: ignore[missing-import]
@@ -288,10 +288,10 @@ def _adjacency(graph: CSRGraph) -> scipy.sparse.csr_array:
 
 _METHODS: dict[str, Callable[[CSRGraph, int, int], np.ndarray]] = {
     "contiguous": _contiguous,
-    "random": _at_random,
-    "degree": _by_degree,
-    "communities": _by_communities,
-    "metis": _by_metis,
+    "random": _random_parts,
+    "degree": _degree_parts,
+    "communities": _community_parts,
+    "metis": _metis_parts,
 }
 
 
@@ -309,7 +309,7 @@ def _checked_array(argument: str, part_of: np.ndarray, num_rows: int, parts: int
 def cached_parts(
     folder: Path, graph: CSRGraph, arguments: tuple[Any, ...], make: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """The part of each row, read from the folder, or computed and written to it.
+    """Returns the part of each row, read from the folder, or computed and written to it.
 
     A file appears under its name once it is complete, so that processes may share the folder. It
     depends on the edges and on ``arguments``, of which the number of parts is the first.

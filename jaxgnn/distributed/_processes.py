@@ -62,7 +62,7 @@ def initialize(
         f"{num_processes} processes"
     )
     # JAX ends the whole process at its own timeout, which has to come after the message.
-    with _after(timeout_s, _print, waited):
+    with _call_after(timeout_s, _print, waited):
         jax.distributed.initialize(
             coordinator,
             num_processes,
@@ -129,7 +129,7 @@ def check_same_on(mesh: Mesh, where: str, values: Mapping[str, Iterable[Any]]) -
 
 
 def _digest(values: Iterable[Any]) -> bytes:
-    """The hash of arrays, and of the texts of other values."""
+    """Returns the hash of arrays, and of the texts of other values."""
     digest = hashlib.sha256()
     for value in values:
         if hasattr(value, "dtype"):
@@ -149,11 +149,11 @@ def _ending_late(
         f"{where}: process {jax.process_index()} has waited {_READING_S} s for the other "
         f"{num_processes - 1} processes to compare {what}"
     )
-    return _after(_READING_S, _end, waited)
+    return _call_after(_READING_S, _end, waited)
 
 
 @contextlib.contextmanager
-def _after(seconds: float, function: Callable[[str], None], message: str) -> Iterator[None]:
+def _call_after(seconds: float, function: Callable[[str], None], message: str) -> Iterator[None]:
     """Calls a function in another thread if the ``with`` block takes longer."""
     timer = threading.Timer(seconds, function, [message])
     timer.daemon = True

@@ -22,7 +22,7 @@ def _is_sharded(argument: Any) -> bool:
 
 
 def _leaves(argument: Any) -> list[Any]:
-    """The graphs, sparse matrices and arrays of an argument, at any depth."""
+    """Returns the graphs, sparse matrices and arrays of an argument, at any depth."""
     return jax.tree.leaves(argument, is_leaf=_is_sharded)
 
 
@@ -78,9 +78,9 @@ def sharded[Result](
         if not isinstance(places, Sequence) or isinstance(places, str):
             raise bad_input("sharded", name, "positions of arguments, such as (1,)", repr(places))
     spread = {*rows, *edges}
-    own, everywhere = PartitionSpec(axis), PartitionSpec()
+    split, everywhere = PartitionSpec(axis), PartitionSpec()
 
-    def on_device(*arguments: Any) -> Result:
+    def run_on_device(*arguments: Any) -> Result:
         return function(*_map(lambda a: a.local if _is_sharded(a) else a, arguments))
 
     def call(*arguments: Any, **named: Any) -> Result:
@@ -91,11 +91,13 @@ def sharded[Result](
         _check(arguments, rows, graph.devices, tuple(of_sides), "rows")
         _check(arguments, edges, graph.devices, (graph.layout.edges,), "edge slots")
         specs = tuple(
-            own if at in spread else _map(lambda a: own if _is_sharded(a) else everywhere, argument)
+            split
+            if at in spread
+            else _map(lambda a: split if _is_sharded(a) else everywhere, argument)
             for at, argument in enumerate(arguments)
         )
-        out_specs = own if outputs == "rows" else everywhere
-        mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=out_specs)
+        out_specs = split if outputs == "rows" else everywhere
+        mapped = jax.shard_map(run_on_device, mesh=mesh, in_specs=specs, out_specs=out_specs)
         try:
             return mapped(*arguments)
         except ValueError as error:

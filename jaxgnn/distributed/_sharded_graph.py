@@ -153,10 +153,10 @@ class ShardedGraph:
 
         def rows_at(index: Any) -> np.ndarray:
             block = (index[0].start or 0) // layout.rows
-            made = np.full((layout.rows, *array.shape[1:]), fill, array.dtype)
+            rows = np.full((layout.rows, *array.shape[1:]), fill, array.dtype)
             members = layout.members[block]
-            made[: len(members)] = array[members]
-            return made
+            rows[: len(members)] = array[members]
+            return rows
 
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
 
@@ -354,7 +354,7 @@ def shard(
 
     def make(place: int) -> LocalGraph:
         ids = layout.ids[place]
-        row_ids = np.where(ids < layout.num_nodes, ids, -1)  # padding rows have no node
+        row_ids = np.where(ids < layout.num_nodes, ids, -1)  # Padding rows have no node.
         # None, for a missing array, is an empty pytree.
         block, send = jax.tree.map(jnp.asarray, (cutter.cut(place), cutter.send(place)))
         bipartite = CSRGraph(
@@ -364,11 +364,11 @@ def shard(
             num_cols=cutter.table_rows,
         )
         of_block = tuple(op for op in ops if not (overlap and op in _OVERLAPPING))
-        made = bipartite.prepared(*of_block) if of_block else None
+        prepared = bipartite.prepared(*of_block) if of_block else None
         return LocalGraph(
             **block._asdict(),
             num_cols=of_columns.rows,
-            plan=None if made is None else made.plan,
+            plan=None if prepared is None else prepared.plan,
             normalization=graph.normalization,
             in_range=True,
             halo=Halo(
@@ -401,14 +401,14 @@ def _compared(graph: CSRGraph) -> list[Any]:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether an array, or what it is a view of, is mapped from a file."""
+    """Returns whether an array, or what it is a view of, is mapped from a file."""
     while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
         array = array.base
     return isinstance(array, np.memmap)
 
 
 def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
-    """The edges of a block from own senders and from others, with a plan of each."""
+    """Returns the edges of a block from own senders and from others, with a plan of each."""
     near, far = jax.tree.map(jnp.asarray, cutter.split(place))
     of_near, of_far = (
         CSRGraph(indptr=part.indptr, indices=part.indices, num_cols=num_cols).prepared(*ops)
@@ -418,7 +418,7 @@ def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
 
 
 def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:
-    """The cutter of the blocks; a row has as many bytes by either method to send it."""
+    """Returns the cutter of the blocks; a row has as many bytes by either method to send it."""
     gathered = Cutter(graph, layout, columns, lists=False)
     if exchange == "all_gather" or (exchange == "auto" and layout.devices == 1):
         return gathered
@@ -435,7 +435,7 @@ def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exch
 def _layouts_for(
     graph: CSRGraph,
     devices: int,
-    given: Partition | Method | npt.ArrayLike,
+    choice: Partition | Method | npt.ArrayLike,
     columns: Method | npt.ArrayLike | None,
 ) -> tuple[Layout, Layout]:
     """Places of rows and of columns, which are equal if the columns are the rows."""
@@ -444,13 +444,13 @@ def _layouts_for(
             expected = f"of at least one {what} for each of {devices} devices"
             raise bad_input("shard", "graph", expected, f"{count} {what}s")
     if columns is None:
-        layout = Layout.of(_partition_for(graph, devices, given, None))
+        layout = Layout.of(_partition_for(graph, devices, choice, None))
         return layout, layout
     back = graph.transpose()
     # A method assigns columns by their own degrees, independently of the parts of the rows.
     anywhere = np.zeros(graph.num_rows, np.int32)
     of_columns = partition(back, devices, columns, columns=anywhere).part_of
-    of_rows = _partition_for(graph, devices, given, of_columns)
+    of_rows = _partition_for(graph, devices, choice, of_columns)
     of_columns = partition(back, devices, of_columns, columns=of_rows.part_of)
     return Layout.of(of_rows), Layout.of(of_columns)
 
@@ -458,18 +458,18 @@ def _layouts_for(
 def _partition_for(
     graph: CSRGraph,
     devices: int,
-    given: Partition | Method | npt.ArrayLike,
+    choice: Partition | Method | npt.ArrayLike,
     columns: np.ndarray | None,
 ) -> Partition:
-    """The given partition after checks, or one computed by the given method."""
-    is_made = isinstance(given, Partition)
-    made = given if is_made else partition(graph, devices, given, columns=columns)
-    if made.num_parts != devices or len(made.part_of) != graph.num_rows:
+    """Returns the given partition after checks, or one computed by the given method."""
+    is_made = isinstance(choice, Partition)
+    chosen = choice if is_made else partition(graph, devices, choice, columns=columns)
+    if chosen.num_parts != devices or len(chosen.part_of) != graph.num_rows:
         expected = f"of {graph.num_rows} rows over {devices} devices"
-        got = f"{len(made.part_of)} rows over {made.num_parts} parts"
+        got = f"{len(chosen.part_of)} rows over {chosen.num_parts} parts"
         raise bad_input("shard", "partition", expected, got)
-    edges = np.bincount(made.part_of, np.diff(np.asarray(graph.indptr)), devices)
-    if np.array_equal(edges, made.edges):
-        return made
+    edges = np.bincount(chosen.part_of, np.diff(np.asarray(graph.indptr)), devices)
+    if np.array_equal(edges, chosen.edges):
+        return chosen
     # The partition is that of another graph of these nodes, such as one without self loops.
-    return partition(graph, devices, made.part_of, columns=columns)
+    return partition(graph, devices, chosen.part_of, columns=columns)

@@ -73,18 +73,18 @@ def shard_matrix(matrix: CSRGraph, layout: Layout, mesh: Mesh, axis: str) -> Sha
     def make(place: int) -> LocalMatrix:
         members = layout.members[place]
         positions = edges_of(indptr, members)
-        made = CSRGraph(
+        graph = CSRGraph(
             indptr=jnp.asarray(offsets_of(degrees[members], layout.rows, stored)),
             indices=jnp.asarray(padded(indices[positions], stored)),
             weights=None if weights is None else jnp.asarray(padded(weights[positions], stored)),
             num_cols=matrix.num_cols,
         ).prepared("spmm")
         return LocalMatrix(
-            indptr=made.indptr,
-            indices=made.indices,
-            weights=made.weights,
+            indptr=graph.indptr,
+            indices=graph.indices,
+            weights=graph.weights,
             num_cols=matrix.num_cols,
-            plan=made.plan,
+            plan=graph.plan,
             in_range=True,
             numbers=edge_numbers(indptr, members, layout.rows, matrix.num_edges),
         )

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxgnn._errors import bad_input
-from jaxgnn.draw.parts import (
+from jaxgnn.draw.axes import (
     axes_or_new,
     checked_colors,
-    on_host,
+    concrete_array,
+    hide_scales,
     package,
     scatter,
-    without_scales,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def draw_embedding(
       >>> len(ax.collections)
       2
     """
-    points = on_host(_WHERE, "x", x).astype(np.float64)
+    points = concrete_array(_WHERE, "x", x).astype(np.float64)
     if points.ndim != 2 or points.shape[0] < 3 or points.shape[1] < 2:
         expected = "of shape [points, features], at least three points of two features"
         raise bad_input(_WHERE, "x", expected, f"shape {points.shape}")
@@ -94,7 +94,7 @@ def draw_embedding(
     ax = axes_or_new(_WHERE, ax)
     size = float(np.clip(8000 / len(at), 4, 60))
     scatter(_WHERE, ax, at, shown, class_names, size)
-    without_scales(ax, title)
+    hide_scales(ax, title)
     return ax
 
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
-from jaxgnn.draw.parts import (
+from jaxgnn.draw.axes import (
     axes_or_new,
     checked_colors,
-    on_host,
+    concrete_array,
+    hide_scales,
     package,
     scatter,
-    without_scales,
 )
 from jaxgnn.graph import CSRGraph
 
@@ -94,7 +94,7 @@ def draw_graph(
     if labels:
         for node, (x, y) in zip(kept, at, strict=True):
             ax.annotate(str(node), (x, y), ha="center", va="center", fontsize=7, zorder=4)
-    without_scales(ax, title)
+    hide_scales(ax, title)
     return ax
 
 
@@ -108,7 +108,7 @@ def _check_graph(graph: Any) -> None:
 
 
 def _kept_nodes(graph: CSRGraph, nodes: Any, max_nodes: int) -> np.ndarray:
-    kept = np.arange(graph.num_rows) if nodes is None else on_host(_WHERE, "nodes", nodes)
+    kept = np.arange(graph.num_rows) if nodes is None else concrete_array(_WHERE, "nodes", nodes)
     in_range = kept.dtype.kind in "iu" and kept.ndim == 1
     in_range = in_range and ((kept >= 0) & (kept < graph.num_rows)).all()
     if not in_range or len(np.unique(kept)) != len(kept):
@@ -123,10 +123,10 @@ def _kept_nodes(graph: CSRGraph, nodes: Any, max_nodes: int) -> np.ndarray:
     return kept
 
 
-def _checked_scores(graph: CSRGraph, given: Any) -> np.ndarray | None:
-    if given is None:
+def _checked_scores(graph: CSRGraph, value: Any) -> np.ndarray | None:
+    if value is None:
         return None
-    scores = on_host(_WHERE, "edge_scores", given)
+    scores = concrete_array(_WHERE, "edge_scores", value)
     if scores.shape != (graph.num_edges,) or scores.dtype.kind not in "iuf":
         expected = f"numbers of shape ({graph.num_edges},), one for each edge slot"
         raise bad_input(_WHERE, "edge_scores", expected, f"{scores.dtype}{list(scores.shape)}")
@@ -137,7 +137,7 @@ def _edges_between(
     graph: CSRGraph, kept: np.ndarray, scores: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Places in ``kept`` of both ends of the edges between these nodes, and their scores."""
-    place = np.full(graph.num_rows + 1, -1)  # and of padding
+    place = np.full(graph.num_rows + 1, -1)  # The last entry is for padding.
     place[kept] = np.arange(len(kept))
     ends = np.stack([place[np.asarray(graph.indices)], place[np.asarray(graph.receivers())]])
     inside = (ends >= 0).all(axis=0) & (ends[0] != ends[1])
@@ -145,10 +145,10 @@ def _edges_between(
 
 
 def _positions(
-    graph: CSRGraph, kept: np.ndarray, ends: np.ndarray, given: Any, layout: str, seed: int
+    graph: CSRGraph, kept: np.ndarray, ends: np.ndarray, value: Any, layout: str, seed: int
 ) -> np.ndarray:
-    if given is not None:
-        at = on_host(_WHERE, "positions", given)
+    if value is not None:
+        at = concrete_array(_WHERE, "positions", value)
         if at.shape != (graph.num_rows, 2) or at.dtype.kind not in "iuf":
             expected = f"numbers of shape ({graph.num_rows}, 2)"
             raise bad_input(_WHERE, "positions", expected, f"{at.dtype}{list(at.shape)}")
@@ -158,8 +158,8 @@ def _positions(
     plain.add_nodes_from(range(len(kept)))
     plain.add_edges_from(ends.T.tolist())
     options = {"seed": seed} if layout == "spring" else {}
-    found = getattr(networkx, f"{layout}_layout")(plain, **options)
-    return np.array([found[node] for node in range(len(kept))]).reshape(len(kept), 2)
+    placed = getattr(networkx, f"{layout}_layout")(plain, **options)
+    return np.array([placed[node] for node in range(len(kept))]).reshape(len(kept), 2)
 
 
 def _draw_edges(

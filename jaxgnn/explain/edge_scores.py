@@ -13,19 +13,19 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn._arrays.arrays import checked_tree
 from jaxgnn._errors import bad_input
 from jaxgnn._modes import evaluated, refusing_changes
-from jaxgnn.explain.by_presence import Learning, gradient, integrated, learnt_mask
-from jaxgnn.explain.non_finite import finite_inputs
-from jaxgnn.explain.structures import (
+from jaxgnn.explain.graph_edits import (
     Structure,
-    by_relation,
     check_structure,
     graphs_of,
+    keep_loops_alone,
+    mask_graphs,
     real_slots,
+    remove_edge,
     self_loops,
-    with_loops_alone,
-    with_presence,
-    without_edge,
+    split_by_relation,
 )
+from jaxgnn.explain.non_finite import finite_inputs
+from jaxgnn.explain.presence_gradients import Learning, gradient, integrated, learnt_mask
 from jaxgnn.explain.targets import Target
 from jaxgnn.graph import CSRGraph, Incidence
 
@@ -115,18 +115,18 @@ def edge_scores(
         predictions = jax.jit(lambda: model(graph, *arguments))()
     goal = Target(_WHERE, target, predictions)
     graph, *arguments = finite_inputs(_WHERE, model, (graph, *arguments), predictions, goal)
-    candidates = real_slots(graph) & ~self_loops(graph) & _within(graph, goal, num_hops)
+    candidates = real_slots(graph) & ~self_loops(graph) & _slots_within_hops(graph, goal, num_hops)
     if method == "occlusion":
         scores = _occlusion(model, graph, arguments, goal, candidates)
     else:
         _require_masked(model, graph, arguments)
         options = Learning(steps or 200, learning_rate, size, entropy)
-        scores = _by_presence(model, graph, arguments, goal, candidates, method, options, steps)
+        scores = _presence_scores(model, graph, arguments, goal, candidates, method, options, steps)
     scores = scores[0] if goal.is_one else scores
-    return by_relation(graph, scores)
+    return split_by_relation(graph, scores)
 
 
-def _by_presence(
+def _presence_scores(
     model: Callable[..., Any],
     graph: Any,
     arguments: Sequence[Any],
@@ -136,14 +136,14 @@ def _by_presence(
     learning: Learning,
     steps: int | None,
 ) -> Float[Array, "targets slots"]:
-    """The scores of a method that differentiates by the presence."""
+    """Returns the scores of a method that differentiates by the presence."""
     chosen = jnp.asarray(candidates, jnp.float32)
     real = jnp.asarray(real_slots(graph), jnp.float32)
     loops = jnp.asarray(self_loops(graph))
 
     def scores_of(at: tuple[Array, Array] | None) -> Array:
         def run(presence: Array) -> Any:
-            return model(with_presence(graph, jnp.where(loops, 1, presence)), *arguments)
+            return model(mask_graphs(graph, jnp.where(loops, 1, presence)), *arguments)
 
         if method == "mask":
             return learnt_mask(lambda m: goal.log_probability(run(m), at), chosen, real, learning)
@@ -151,7 +151,7 @@ def _by_presence(
             return chosen * integrated(lambda m: goal.value(run(m), at), real, steps or 32)
         return chosen * gradient(lambda m: goal.value(run(m), at), real)
 
-    return _of_targets(scores_of, goal)
+    return _scores_of_targets(scores_of, goal)
 
 
 def _occlusion(
@@ -170,27 +170,29 @@ def _occlusion(
 
     def scores_of(at: tuple[Array, Array] | None) -> Array:
         whole = goal.value(model(graph, *arguments), at)
-        made = []
+        scores_of_graphs = []
         for place, chosen in enumerate(parts):
             slots = np.flatnonzero(chosen)
             scores = jnp.zeros(chosen.size, jnp.float32)
             if slots.size:
 
                 def difference(slot: Array, place: int = place) -> Array:
-                    less, features = without_edge(graph, given_features, place, slot)
-                    given = (x,) if features is None else (x, features)
-                    return whole - goal.value(model(less, *given), at)
+                    less, features = remove_edge(graph, given_features, place, slot)
+                    inputs = (x,) if features is None else (x, features)
+                    return whole - goal.value(model(less, *inputs), at)
 
-                found = jax.lax.map(difference, jnp.asarray(slots, jnp.int32))
-                scores = scores.at[slots].set(found)
-            made.append(scores)
-        return jnp.concatenate(made)
+                differences = jax.lax.map(difference, jnp.asarray(slots, jnp.int32))
+                scores = scores.at[slots].set(differences)
+            scores_of_graphs.append(scores)
+        return jnp.concatenate(scores_of_graphs)
 
-    return _of_targets(scores_of, goal)
+    return _scores_of_targets(scores_of, goal)
 
 
-def _of_targets(scores_of: Callable[[Any], Array], goal: Target) -> Float[Array, "targets slots"]:
-    """The scores of each target in turn, in one compiled program."""
+def _scores_of_targets(
+    scores_of: Callable[[Any], Array], goal: Target
+) -> Float[Array, "targets slots"]:
+    """Returns the scores of each target in turn, in one compiled program."""
     if goal.rows is None:
         return jax.jit(lambda: scores_of(None)[None])()
     at = jnp.asarray(goal.rows, jnp.int32), jnp.asarray(goal.classes, jnp.int32)
@@ -200,21 +202,21 @@ def _of_targets(scores_of: Callable[[Any], Array], goal: Target) -> Float[Array,
 def _require_masked(model: Callable[..., Any], graph: Any, arguments: Sequence[Any]) -> None:
     """Raises ValueError if a model without edges differs from one whose edges are masked."""
     x, *of_edges = arguments
-    bare, features = with_loops_alone(graph, of_edges[0] if of_edges else None)
-    given = (x,) if features is None else (x, features)
+    bare, features = keep_loops_alone(graph, of_edges[0] if of_edges else None)
+    inputs = (x,) if features is None else (x, features)
 
     @jax.jit
-    def both(bare: Any, given: tuple[Any, ...], presence: Array) -> tuple[Any, Any]:
-        return model(bare, *given), model(with_presence(graph, presence), *arguments)
+    def both(bare: Any, inputs: tuple[Any, ...], presence: Array) -> tuple[Any, Any]:
+        return model(bare, *inputs), model(mask_graphs(graph, presence), *arguments)
 
-    pair = both(bare, given, jnp.asarray(self_loops(graph), jnp.float32))
+    pair = both(bare, inputs, jnp.asarray(self_loops(graph), jnp.float32))
     leaves, of_masked = map(jax.tree.leaves, pair)
     if len(leaves) != len(of_masked):
         raise bad_input(_WHERE, "model", "a function that returns arrays", "one of graphs")
-    for expected, found in zip(leaves, of_masked, strict=True):
+    for expected, actual in zip(leaves, of_masked, strict=True):
         if not jnp.issubdtype(expected.dtype, jnp.floating):
             continue
-        a, b = (np.asarray(array, np.float32) for array in (expected, found))
+        a, b = (np.asarray(array, np.float32) for array in (expected, actual))
         scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
         if not np.allclose(a, b, rtol=2e-2, atol=2e-2 * scale, equal_nan=True):
             wanted = "a function that reads edges through layers and ops of jaxgnn alone"
@@ -225,7 +227,7 @@ def _require_masked(model: Callable[..., Any], graph: Any, arguments: Sequence[A
             raise bad_input(_WHERE, "model", wanted, got)
 
 
-def _within(graph: Any, goal: Target, num_hops: int | None) -> Any:
+def _slots_within_hops(graph: Any, goal: Target, num_hops: int | None) -> Any:
     """A mask of the edge slots from which a target can be reached in this number of hops."""
     if num_hops is None:
         return True
@@ -234,14 +236,14 @@ def _within(graph: Any, goal: Target, num_hops: int | None) -> Any:
     if type(graph) is not CSRGraph or not graph.is_square or goal.rows is None:
         expected = "None, unless the graph is a square CSRGraph and targets are nodes"
         raise bad_input(_WHERE, "num_hops", expected, num_hops)
-    reached = np.zeros(graph.num_rows + 1, bool)  # and padding, which is none
+    reached = np.zeros(graph.num_rows + 1, bool)  # The last entry is for padding.
     reached[goal.rows] = True
     rows, senders = np.asarray(graph.receivers()), np.asarray(graph.indices)
-    found = np.zeros(graph.num_edges, bool)
+    within = np.zeros(graph.num_edges, bool)
     for _ in range(num_hops):
-        found = reached[rows] & (rows < graph.num_rows)
-        reached[senders[found]] = True
-    return found
+        within = reached[rows] & (rows < graph.num_rows)
+        reached[senders[within]] = True
+    return within
 
 
 def _check_options(
@@ -258,8 +260,8 @@ def _check_options(
     is_count = isinstance(steps, int | np.integer) and not isinstance(steps, bool) and steps > 0
     if steps is not None and not is_count:
         raise bad_input(_WHERE, "steps", "an int of at least 1", repr(steps))
-    given = {"learning_rate": learning_rate, "size": size, "entropy": entropy}
-    for name, number in given.items():
+    options = {"learning_rate": learning_rate, "size": size, "entropy": entropy}
+    for name, number in options.items():
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         is_null = name == "learning_rate" and number == 0
         if not is_number or not 0 <= number < float("inf") or is_null:

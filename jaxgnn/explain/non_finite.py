@@ -43,17 +43,17 @@ def finite_inputs(
     if not total:
         return inputs
 
-    def with_first(count: Any) -> tuple[Any, ...]:
+    def keep_first(count: Any) -> tuple[Any, ...]:
         """The inputs with as many of the numbers that are not finite, and zero for the others."""
         pairs = zip(leaves, numbers, strict=True)
         kept = [x if n is None else jnp.where(jnp.asarray(n) < count, x, 0) for x, n in pairs]
         return jax.tree.unflatten(structure, kept)
 
-    run = jax.jit(lambda count: goal.explained(model(*with_first(count))))
+    run = jax.jit(lambda count: goal.explained(model(*keep_first(count))))
     finite = np.asarray(run(0), np.float64)
     fits = _equal(goal.explained(predictions), finite)
     if fits.all():
-        return with_first(0)
+        return keep_first(0)
     row = int(np.argmin(fits))
     # The first that changes the prediction, by bisection: with more of them it stays changed.
     low, high = 0, total

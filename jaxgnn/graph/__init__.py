@@ -16,9 +16,9 @@ from jaxgnn.graph.csr.masked_graph import MaskedGraph as MaskedGraph
 from jaxgnn.graph.csr.masked_graph import edge_presence as edge_presence
 from jaxgnn.graph.csr.masked_graph import masked as masked
 from jaxgnn.graph.csr.normalization import GCNCoefficients as GCNCoefficients
-from jaxgnn.graph.csr.normalization import Normalization as Normalization
 from jaxgnn.graph.csr.normalization import every_node_has_a_loop as every_node_has_a_loop
 from jaxgnn.graph.csr.normalization import gcn_coefficients as gcn_coefficients
+from jaxgnn.graph.csr.rows import Normalization as Normalization
 from jaxgnn.graph.csr.transforms import Reduce as Reduce
 from jaxgnn.graph.csr.transforms import Subgraph as Subgraph
 from jaxgnn.graph.csr.transforms import add_self_loops as add_self_loops

@@ -11,25 +11,25 @@ import jax
 import numpy as np
 
 from jaxgnn._arrays.arrays import is_concrete, shown
-from jaxgnn._notebook.facts import bytes_of, degrees_of
-from jaxgnn._notebook.page import SmallGraph, page
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import bytes_of, degrees_of, facts
 
 
 def html_of_graph(graph: Any) -> str:
-    """HTML of a ``CSRGraph``."""
+    """Returns HTML of a ``CSRGraph``."""
     fields = ("indptr", "indices", "weights", "row_scale", "col_scale")
     arrays = [(f, getattr(graph, f)) for f in fields if getattr(graph, f) is not None]
     dtypes: list[tuple[str, Any]] = [(name, shown(array)) for name, array in arrays]
     title = type(graph).__name__
     if not _is_readable(graph):
-        return page(f"{title} (traced or stacked: shapes alone)", dtypes)
-    rows, edges = graph.num_rows, int(graph.indptr[-1])
-    nodes = [("nodes", f"{rows:,}")]
+        return facts(f"{title} (traced or stacked: shapes alone)", dtypes)
+    edges = int(graph.indptr[-1])
+    nodes = [("nodes", f"{graph.num_rows:,}")]
     if not graph.is_square:
-        nodes = [("receivers", f"{rows:,}"), ("senders", f"{graph.num_cols:,}")]
+        nodes = [("receivers", f"{graph.num_rows:,}"), ("senders", f"{graph.num_cols:,}")]
     padding = graph.num_edges - edges
     slots = f"{edges:,}" + (f", and {padding:,} slots of padding" if padding else "")
-    facts = [
+    rows = [
         *nodes,
         ("edges", slots),
         ("edges into a node", degrees_of(np.diff(np.asarray(graph.indptr)))),
@@ -37,20 +37,20 @@ def html_of_graph(graph: Any) -> str:
         *dtypes,
         ("size", bytes_of(graph.nbytes)),
     ]
-    return page(title, facts, drawn_graph(graph))
+    return facts(title, rows, drawn_graph(graph))
 
 
 def html_of_batch(batch: Any) -> str:
-    """HTML of a ``GraphBatch``; each graph has its colour."""
+    """Returns HTML of a ``GraphBatch``; each graph has its colour."""
     features = ("nodes", "edges", "globals")
     shapes = [(f"features of {f}", _shapes(getattr(batch, f))) for f in features]
     if not _is_readable(batch.graph) or not is_concrete(*jax.tree.leaves(batch)):
-        facts = [("graphs", batch.num_graphs), ("graph", repr(batch.graph)), *shapes]
-        return page("GraphBatch (traced or stacked: shapes alone)", facts)
+        rows = [("graphs", batch.num_graphs), ("graph", repr(batch.graph)), *shapes]
+        return facts("GraphBatch (traced or stacked: shapes alone)", rows)
     graphs = int(np.asarray(batch.graph_mask).sum())
     nodes = int(np.asarray(batch.node_mask).sum())
     edges = int(batch.graph.indptr[-1])
-    facts = [
+    rows = [
         ("graphs", f"{graphs:,} of {batch.num_graphs:,} slots"),
         ("nodes", f"{nodes:,} of {len(batch.node_mask):,} slots"),
         ("edges", f"{edges:,} of {batch.graph.num_edges:,} slots"),
@@ -59,11 +59,11 @@ def html_of_batch(batch: Any) -> str:
         *shapes,
     ]
     ids = np.asarray(batch.graph_ids)
-    return page("GraphBatch", facts, drawn_graph(batch.graph, num_nodes=nodes, groups=ids))
+    return facts("GraphBatch", rows, drawn_graph(batch.graph, num_nodes=nodes, groups=ids))
 
 
 def html_of_relations(graph: Any) -> str:
-    """HTML of a ``HeteroGraph``; each type of nodes has its colour."""
+    """Returns HTML of a ``HeteroGraph``; each type of nodes has its colour."""
     of_types = [(f"nodes: {name}", f"{count:,}") for name, count in graph.num_nodes.items()]
     of_relations = [
         (" → ".join(edge_type), f"{_count(relation)} edges")
@@ -72,13 +72,13 @@ def html_of_relations(graph: Any) -> str:
     drawn = None
     if all(map(_is_readable, graph.values())):
         drawn = _drawn_relations(graph)
-    return page("HeteroGraph", [*of_types, *of_relations], drawn)
+    return facts("HeteroGraph", [*of_types, *of_relations], drawn)
 
 
 def drawn_graph(
     graph: Any, *, num_nodes: int | None = None, groups: np.ndarray | None = None
 ) -> SmallGraph | None:
-    """The drawing of a concrete square graph, or None; of its first ``num_nodes`` nodes."""
+    """Returns the drawing of a concrete square graph, or None; of its first ``num_nodes`` nodes."""
     if not graph.is_square:
         return None
     count = graph.num_rows if num_nodes is None else num_nodes

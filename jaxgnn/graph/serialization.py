@@ -47,7 +47,7 @@ _TYPES = (
 
 
 def options_as_bytes(options: tuple[Any, ...]) -> bytes:
-    """The static options of a pytree, in the order of its fields, as JSON."""
+    """Returns the static options of a pytree, in the order of its fields, as JSON."""
     for option in options:
         if jax.export.is_symbolic_dim(option):
             raise ValueError(
@@ -60,47 +60,47 @@ def options_as_bytes(options: tuple[Any, ...]) -> bytes:
 
 
 def options_from_bytes(content: bytes) -> tuple[Any, ...]:
-    """The options that ``options_as_bytes`` has written; ValueError for other bytes."""
+    """Returns the options that ``options_as_bytes`` has written; ValueError for other bytes."""
     try:
-        found = json.loads(content)
-        if not isinstance(found, list):
-            raise ValueError(f"a {type(found).__name__}")
-        return tuple(map(_option, found))
+        stored = json.loads(content)
+        if not isinstance(stored, list):
+            raise ValueError(f"a {type(stored).__name__}")
+        return tuple(map(_option, stored))
     except (ValueError, RecursionError) as error:
         expected = "options of a graph, as jaxgnn writes them"
         raise bad_input("jax.export", "the file", expected, str(error)[:80]) from error
 
 
-def _option(found: Any) -> Any:
-    if isinstance(found, list):
-        return tuple(map(_option, found))
-    if not isinstance(found, dict):
-        return found
-    return _cell_grid(found) if "periodic" in found else _block_shape(found)
+def _option(stored: Any) -> Any:
+    if isinstance(stored, list):
+        return tuple(map(_option, stored))
+    if not isinstance(stored, dict):
+        return stored
+    return _cell_grid(stored) if "periodic" in stored else _block_shape(stored)
 
 
-def _block_shape(found: dict[str, Any]) -> BlockShape:
+def _block_shape(stored: dict[str, Any]) -> BlockShape:
     kinds = {"tiles": list, "order": str}
     names = [field.name for field in dataclasses.fields(BlockShape)]
-    are_kinds = all(type(value) is kinds.get(name, int) for name, value in found.items())
-    if list(found) != names or not are_kinds or set(map(type, found["tiles"])) - {int}:
-        raise ValueError(f"the shape of blocks {found!r}")
-    sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
+    are_kinds = all(type(value) is kinds.get(name, int) for name, value in stored.items())
+    if list(stored) != names or not are_kinds or set(map(type, stored["tiles"])) - {int}:
+        raise ValueError(f"the shape of blocks {stored!r}")
+    sizes: dict[str, Any] = {**stored, "tiles": tuple(stored["tiles"])}
     return BlockShape(**sizes)
 
 
-def _cell_grid(found: dict[str, Any]) -> CellGrid:
+def _cell_grid(stored: dict[str, Any]) -> CellGrid:
     kinds = {"periodic": bool, "widths": float}
     names = [field.name for field in dataclasses.fields(CellGrid)]
-    entries = {name: [value] if name == "words" else value for name, value in found.items()}
+    entries = {name: [value] if name == "words" else value for name, value in stored.items()}
     are_kinds = all(
         isinstance(value, list) and not set(map(type, value)) - {kinds.get(name, int)}
         for name, value in entries.items()
     )
-    if list(found) != names or not are_kinds:
-        raise ValueError(f"the grid of cells {found!r}")
+    if list(stored) != names or not are_kinds:
+        raise ValueError(f"the grid of cells {stored!r}")
     sizes: dict[str, Any] = {name: tuple(value) for name, value in entries.items()}
-    return CellGrid(**{**sizes, "words": found["words"]})
+    return CellGrid(**{**sizes, "words": stored["words"]})
 
 
 for _type in _TYPES:

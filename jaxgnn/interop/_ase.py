@@ -93,7 +93,7 @@ def _copied(model: Any) -> Any:
 
 
 def _calculator(program: _Program, rows: np.ndarray, radius: float, skin: float) -> Any:
-    """A new calculator; a pickled one is loaded by this function."""
+    """Returns a new calculator; a pickled one is loaded by this function."""
     return _calculator_class()(program, rows, MovingAtoms(radius, skin))
 
 
@@ -137,16 +137,16 @@ class _Program:
 
 
 def _rows_of_numbers(species: Any) -> np.ndarray:
-    """The row in a model's tables of each atomic number, -1 for those that it has not."""
+    """Returns the row in a model's tables of each atomic number, -1 for those that it has not."""
     from ase.data import atomic_numbers
 
-    known = max(atomic_numbers.values())
+    largest = max(atomic_numbers.values())
     if isinstance(species, str) or not isinstance(species, Sequence) or not species:
         raise bad_input(_WHERE, "species", "a sequence of symbols, such as ['H']", repr(species))
-    rows = np.full(known + 1, -1)
+    rows = np.full(largest + 1, -1)
     for row, one in enumerate(species):
         number = atomic_numbers.get(one, -1) if isinstance(one, str) else int(one)
-        if not 0 <= number <= known:
+        if not 0 <= number <= largest:
             raise bad_input(_WHERE, f"species[{row}]", "a chemical symbol or number", repr(one))
         if rows[number] >= 0:
             raise bad_input(_WHERE, f"species[{row}]", "of one row only", repr(one))
@@ -206,19 +206,19 @@ def _calculator_class() -> Any:
             if with_stress and not all(placed.periodic):
                 raise PropertyNotImplementedError("stress needs three periodic directions")
             batch = self._moving.batch(placed)
-            found = self._program(batch, stress=with_stress)
-            energy = float(found.energy[0])
-            forces = np.asarray(found.forces[: len(placed.positions)], np.float64)
+            results = self._program(batch, stress=with_stress)
+            energy = float(results.energy[0])
+            forces = np.asarray(results.forces[: len(placed.positions)], np.float64)
             self.results = {"energy": energy, "free_energy": energy, "forces": forces}
-            if found.stress is not None:
-                full = np.asarray(found.stress[0], np.float64)
+            if results.stress is not None:
+                full = np.asarray(results.stress[0], np.float64)
                 self.results["stress"] = full_3x3_to_voigt_6_stress(full)
 
     return PotentialCalculator
 
 
 def _placed(atoms: Any, rows: np.ndarray) -> Placed:
-    """The atoms as a structure; ValueError names a species that the model does not know."""
+    """Returns the atoms as a structure; ValueError names a species that the model does not know."""
     numbers = atoms.get_atomic_numbers()
     species = rows[numbers]
     unknown = np.flatnonzero(species < 0)

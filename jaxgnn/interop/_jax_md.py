@@ -75,18 +75,18 @@ def jax_md_energy(
     if of_atoms.ndim != 1 or not jnp.issubdtype(of_atoms.dtype, jnp.integer):
         raise bad_input(_WHERE, "species", "integers [atoms]", shown(of_atoms))
     if is_concrete(of_atoms):
-        known = np.asarray(of_atoms)
-        bad = np.flatnonzero((known < 0) | (known >= model.num_species))
+        numbers = np.asarray(of_atoms)
+        bad = np.flatnonzero((numbers < 0) | (numbers >= model.num_species))
         if bad.size:
             expected = f"a row of the model's tables, below {model.num_species}"
-            raise bad_input(_WHERE, f"species[{bad[0]}]", expected, known[bad[0]])
+            raise bad_input(_WHERE, f"species[{bad[0]}]", expected, numbers[bad[0]])
 
     model = in_evaluation_mode(model)
 
     def energy(
         positions: Float[Array, "atoms 3"], neighbor: Any, **options: Any
     ) -> Float[Array, ""]:
-        """Energy of all atoms."""
+        """Returns the energy of all atoms."""
         if positions.shape != (len(of_atoms), 3):
             expected = f"of shape [{len(of_atoms)}, 3]"
             raise bad_input(_WHERE, "positions", expected, shown(positions))
@@ -99,7 +99,7 @@ def jax_md_energy(
 
 
 def _graph(neighbor: Any, atoms: int) -> CSRGraph:
-    """The edges of a full list of neighbours, [atoms, most] or (receivers, senders)."""
+    """Returns the edges of a full list of neighbours, [atoms, most] or (receivers, senders)."""
     kind = getattr(getattr(neighbor, "format", None), "name", None)
     if kind not in ("Dense", "Sparse"):
         expected = "a NeighborList of format Dense or Sparse, which has both edges of a pair"

@@ -49,7 +49,7 @@ class MovingAtoms:
         self._found: tuple[Placed, Origin, GraphBatch] | None = None
 
     def batch(self, now: Placed) -> GraphBatch:
-        """The batch of a structure; ValueError names a position that is not finite."""
+        """Returns the batch of a structure; ValueError names a position that is not finite."""
         if self._found is None or self._needs_search(self._found[0], now):
             self._found = now, *self._searched(now)
         _, origin, batch = self._found
@@ -61,7 +61,7 @@ class MovingAtoms:
         return dataclasses.replace(batch, nodes=nodes, globals=of_graphs)
 
     def _needs_search(self, before: Placed, now: Placed) -> bool:
-        """Whether it is another structure, or pairs within ``r`` may be missing."""
+        """Returns whether it is another structure, or pairs within ``r`` may be missing."""
         if before.periodic != now.periodic or not np.array_equal(before.species, now.species):
             return True
         positions, stretch = now.positions, 0.0
@@ -73,17 +73,17 @@ class MovingAtoms:
             stretch = float(np.linalg.norm(change))
         moves = np.linalg.norm(positions - before.positions, axis=1)
         nearer = 2 * moves.max(initial=0) + self.r * stretch
-        return not nearer <= self.skin  # true for NaN
+        return not nearer <= self.skin  # It is true for NaN.
 
     def _searched(self, now: Placed) -> tuple[Origin, GraphBatch]:
-        """A new search. The number of slots stays if the edges fit and use half of it."""
+        """Returns a new search. The number of slots stays if the edges fit and use half of it."""
         self.num_searches += 1
         origin, positions = _origin(now), now.positions
         if origin is not None:
             positions = origin.subtracted(positions, now.cell)
         box = {"cell": now.cell, "periodic": now.periodic}
         sample = atomic_sample(positions, now.species, self.r + self.skin, **box)
-        assert origin is not None  # as the sample is finite
+        assert origin is not None  # The sample is finite.
         slots = 0 if self._found is None else self._found[2].graph.num_edges
         if not slots / 2 <= sample.num_edges <= slots:
             slots = bucket(int(sample.num_edges * _HEADROOM) + 1)
@@ -92,7 +92,7 @@ class MovingAtoms:
 
 
 def _origin(now: Placed) -> Origin | None:
-    """The origin of a structure, or None if it is not finite."""
+    """Returns the origin of a structure, or None if it is not finite."""
     cell = np.zeros(0) if now.cell is None else now.cell
     if not (np.isfinite(now.positions).all() and np.isfinite(cell).all()):
         return None

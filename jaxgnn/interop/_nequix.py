@@ -118,27 +118,29 @@ _OPTIONS: dict[str, Check] = {
 def _read_options(path: Path, file: IO[bytes]) -> dict[str, Any]:
     """Reads and checks the first line of a file."""
     with naming(path, "a model of nequix, whose first line has its options"):
-        found = parse_json(file.readline(_LONGEST_LINE).decode())
-        if not isinstance(found, dict):
-            raise ValueError(f"it is a {type(found).__name__}")
+        options = parse_json(file.readline(_LONGEST_LINE).decode())
+        if not isinstance(options, dict):
+            raise ValueError(f"it is a {type(options).__name__}")
     for name, check in _OPTIONS.items():
-        if name not in found:
+        if name not in options:
             raise bad_input(str(path), f"the option {name}", "in its first line", "none")
-        require(str(path), f"the option {name}", found[name], check)
-    argument, lmax = "the option hidden_irreps", int(found["lmax"])
-    irreps = as_irreps(str(path), argument, found["hidden_irreps"])
+        require(str(path), f"the option {name}", options[name], check)
+    argument, lmax = "the option hidden_irreps", int(options["lmax"])
+    irreps = as_irreps(str(path), argument, options["hidden_irreps"])
     entries = [entry.irrep for entry in irreps]
-    known = [harmonic.irrep for harmonic in Irreps.harmonics(lmax)]
-    if entries != [irrep for irrep in known if irrep in entries] or entries[0] != known[0]:
-        expected = f"0e and others of {'+'.join(map(str, known))}, for lmax {lmax}, in this order"
+    harmonics = [harmonic.irrep for harmonic in Irreps.harmonics(lmax)]
+    if entries != [irrep for irrep in harmonics if irrep in entries] or entries[0] != harmonics[0]:
+        expected = (
+            f"0e and others of {'+'.join(map(str, harmonics))}, for lmax {lmax}, in this order"
+        )
         raise bad_input(str(path), argument, expected, str(irreps))
-    return found
+    return options
 
 
 def _abstract_model(options: dict[str, Any], energies: np.ndarray) -> models.NequIP:
-    """The model with shapes for weights, and with tables of species."""
+    """Returns the model with shapes for weights, and with tables of species."""
     hidden = (int(options["radial_mlp_size"]),) * int(options["radial_mlp_layers"])
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "irreps": options["hidden_irreps"],
         "cutoff": options["cutoff"],
         "max_degree": int(options["lmax"]),
@@ -154,8 +156,8 @@ def _abstract_model(options: dict[str, Any], energies: np.ndarray) -> models.Neq
         "species_scale": options["scale"],
         "subtract_lone_atoms": False,  # nequix adds the energies of atoms to what its network gives
     }
-    model = nnx.eval_shape(lambda: models.NequIP(len(energies), **given, rngs=nnx.Rngs(0)))
-    model.species_shift.set_value(jnp.asarray(given["species_shift"], jnp.float32))
+    model = nnx.eval_shape(lambda: models.NequIP(len(energies), **arguments, rngs=nnx.Rngs(0)))
+    model.species_shift.set_value(jnp.asarray(arguments["species_shift"], jnp.float32))
     model.species_scale.set_value(jnp.full(len(energies), options["scale"], jnp.float32))
     return model
 
@@ -211,15 +213,15 @@ def _leaves_of_linear(
 
 
 def _read_array(file: IO[bytes], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The next array of a file; ValueError unless it has floats of this shape."""
+    """Returns the next array of a file; ValueError unless it has floats of this shape."""
     try:
-        found = read_next_array(file)
+        array = read_next_array(file)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if found.shape != shape or found.dtype.kind != "f":
-        got = f"{found.dtype}{list(found.shape)}"
+    if array.shape != shape or array.dtype.kind != "f":
+        got = f"{array.dtype}{list(array.shape)}"
         raise ValueError(f"{name}: expected floats {list(shape)}, got {got}")
-    return found
+    return array
 
 
 def _check_rest(file: IO[bytes]) -> None:
@@ -229,6 +231,6 @@ def _check_rest(file: IO[bytes]) -> None:
     """
     while file.read(1) not in (b"", b"\n"):
         file.seek(-1, os.SEEK_CUR)
-        found = read_next_array(file)
-        if found.ndim:
-            raise ValueError(f"readout: expected no arrays behind it, got {list(found.shape)}")
+        array = read_next_array(file)
+        if array.ndim:
+            raise ValueError(f"readout: expected no arrays behind it, got {list(array.shape)}")

@@ -82,7 +82,7 @@ class InOrder(NamedTuple):
     what: str  # description of the named things
 
 
-KINDS = nnx.Param, nnx.BatchStat  # the variables that a state dict holds
+KINDS = nnx.Param, nnx.BatchStat  # The variables that a state dict holds.
 
 type Entry = Match | Number | Part | Ignored | InOrder
 type Row = Sequence[Entry]
@@ -93,7 +93,7 @@ def _matches(names: dict[str, str], form: Form = SAME, **options: Any) -> list[M
 
 
 def _kernel(ours: str, theirs: str, **options: Any) -> Match:
-    """The matrix of a linear layer, [in, out] here and [out, in] there."""
+    """Returns the matrix of a linear layer, [in, out] here and [out, in] there."""
     return Match(f"{ours}.kernel", f"{theirs}.weight", TRANSPOSED, **options)
 
 
@@ -328,8 +328,8 @@ def row_of(module: nnx.Module) -> Row:
             row = ROWS[kind]
             return row(module) if callable(row) else row
     if type(module).__module__.startswith("jaxgnn.") and _has_variables(module):
-        known = ", ".join(kind.__name__ for kind in ROWS if kind.__module__.startswith("jaxgnn."))
-        expected = f"of a class whose parameters are known ({known})"
+        kinds = ", ".join(kind.__name__ for kind in ROWS if kind.__module__.startswith("jaxgnn."))
+        expected = f"of a class whose parameters are known ({kinds})"
         raise bad_input("jaxgnn.interop", "layer", expected, f"a {type(module).__name__}")
     return _row_of_attributes(module)
 
@@ -340,8 +340,8 @@ def _row_of_attributes(module: nnx.Module) -> Row:
     else:
         children = vars(module)
     parts = [Part(name, name) for name, child in children.items() if isinstance(child, nnx.Module)]
-    own = [Match(name, name) for name, child in children.items() if isinstance(child, KINDS)]
-    return [*parts, *own]
+    matches = [Match(name, name) for name, child in children.items() if isinstance(child, KINDS)]
+    return [*parts, *matches]
 
 
 def _has_variables(module: nnx.Module) -> bool:

@@ -22,10 +22,10 @@ from jaxgnn.ops.shared import segments as _segments
 
 
 def _dropping(name: str) -> Any:
-    """A segment function that drops entries of negative ids, as jraph does."""
-    made = _segments.dropping_negative_ids(getattr(_segments, name))
-    made.__module__ = __name__
-    return made
+    """Returns a segment function that drops entries of negative ids, as jraph does."""
+    dropping = _segments.dropping_negative_ids(getattr(_segments, name))
+    dropping.__module__ = __name__
+    return dropping
 
 
 _SEGMENTS = ("sum", "mean", "variance", "normalize", "softmax")
@@ -40,30 +40,30 @@ def _rebuilt(module: types.ModuleType, names: dict[str, Any]) -> dict[str, Any]:
       module: a module of jraph.
       names: replacements of names of that module, which may also be modules.
     """
-    made: dict[str, Any] = {**vars(module), **names}
+    rebuilt: dict[str, Any] = {**vars(module), **names}
     replaced = {id(old): names[name] for name, old in vars(module).items() if name in names}
     replaced |= {id(getattr(_jraph, name)): ours for name, ours in _OURS.items()}
 
-    def of_default(value: Any) -> Any:
+    def replace_default(value: Any) -> Any:
         return replaced.get(id(value), value)
 
     for name, value in vars(module).items():
         is_own = isinstance(value, types.FunctionType) and value.__module__ == module.__name__
         if not is_own or name in names:
             continue
-        defaults = value.__defaults__ and tuple(map(of_default, value.__defaults__))
-        copy = types.FunctionType(value.__code__, made, name, defaults, value.__closure__)
+        defaults = value.__defaults__ and tuple(map(replace_default, value.__defaults__))
+        copy = types.FunctionType(value.__code__, rebuilt, name, defaults, value.__closure__)
         copy.__kwdefaults__ = value.__kwdefaults__ and {
-            key: of_default(default) for key, default in value.__kwdefaults__.items()
+            key: replace_default(default) for key, default in value.__kwdefaults__.items()
         }
         copy.__doc__, copy.__annotations__ = value.__doc__, value.__annotations__
         copy.__module__ = __name__
-        made[name] = copy
-    return made
+        rebuilt[name] = copy
+    return rebuilt
 
 
 def _names() -> dict[str, Any]:
-    """The public names of jraph, including the rebuilt functions."""
+    """Returns the public names of jraph, including the rebuilt functions."""
     utils = sys.modules[_jraph.segment_sum.__module__]
     models = sys.modules[_jraph.GraphNetwork.__module__]
     of_utils = _rebuilt(utils, _OURS)

@@ -69,12 +69,12 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
         expected = "a mapping of names to arrays, such as module.state_dict()"
         raise bad_input("from_pyg", "state_dict", expected, type(state_dict).__name__)
     _check_layer("from_pyg", layer)
-    given = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+    state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
     names = _Names(layer, prefix)
-    _check_all_are_used("from_pyg", "state_dict", layer, names, given)
-    arrays = _arrays(names, given)
+    _check_all_are_used("from_pyg", "state_dict", layer, names, state)
+    arrays = _arrays(names, state)
     _check_all_are_set("from_pyg", layer, names, set(arrays))
-    _check_orders(names, given)
+    _check_orders(names, state)
     for view in {place.view.key: place.view for place in names.places.values()}.values():
         if view.key in arrays:
             view.write(arrays[view.key])
@@ -123,8 +123,8 @@ def to_pyg(layer: nnx.Module, *, names: Iterable[str] | None = None) -> dict[str
         chosen = _checked_names(names)
         _check_all_are_used("to_pyg", "names", layer, places, chosen)
         written = {name: places.places[name] for name in chosen if name in places.places}
-    found = {place.view.key for place in written.values()}
-    _check_all_are_set("to_pyg", layer, places, found)
+    keys = {place.view.key for place in written.values()}
+    _check_all_are_set("to_pyg", layer, places, keys)
     return {
         name: np.array(place.form.there(place.view.read()), order="C")
         for name, place in written.items()
@@ -156,11 +156,11 @@ class _Variables:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        own = self.variables[0].shape[self.at is not None :]
-        return (len(self.variables), *own) if self.stacked else own
+        shape = self.variables[0].shape[self.at is not None :]
+        return (len(self.variables), *shape) if self.stacked else shape
 
     def read(self) -> np.ndarray:
-        """A copy of the array."""
+        """Returns a copy of the array."""
         whole = [variable[...] for variable in self.variables]
         arrays = [np.asarray(array if self.at is None else array[self.at]) for array in whole]
         return np.stack(arrays) if self.stacked else np.array(arrays[0], order="C")
@@ -170,8 +170,8 @@ class _Variables:
         for variable, values in zip(
             self.variables, array if self.stacked else [array], strict=True
         ):
-            own = jnp.array(values, variable.dtype)
-            variable[...] = own if self.at is None else variable[...].at[self.at].set(own)
+            part = jnp.array(values, variable.dtype)
+            variable[...] = part if self.at is None else variable[...].at[self.at].set(part)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class _Place(NamedTuple):
     older: bool  # whether the name is that of an earlier release
 
     def shape_there(self) -> tuple[int, ...]:
-        """The shape that the array has in a state dict."""
+        """Returns the shape that the array has in a state dict."""
         return self.form.there(np.broadcast_to(0, self.view.shape)).shape
 
 
@@ -237,7 +237,7 @@ class _Names:
             elif isinstance(entry, Ignored):
                 self.ignored.append(name)
             elif isinstance(entry, Part):
-                part = _at(module, entry.ours)
+                part = _module_at(module, entry.ours)
                 if isinstance(part, nnx.Module):
                     path = f"{ours}{entry.ours}."
                     self._read(part, path, f"{name}.", older=older or entry.older)
@@ -256,7 +256,7 @@ class _Names:
                     self.lacking[name] = ours + entry.ours
 
 
-def _at(module: Any, path: str) -> Any:
+def _module_at(module: Any, path: str) -> Any:
     """Follows a path of attributes and list indices; None if one is None or missing."""
     for step in path.split("."):
         if not step.isdigit():
@@ -269,24 +269,26 @@ def _at(module: Any, path: str) -> Any:
 
 
 def _view(module: nnx.Module, path: str, at: int | None) -> _Variables | None:
-    """The view of a path and an index on the first axis; None if the layer lacks it."""
+    """Returns the view of a path and an index on the first axis; None if the layer lacks it."""
     items, starred, of_each = path.partition(".*.")
     if starred:
-        return _Variables(tuple(_at(item, of_each) for item in _at(module, items)), stacked=True)
-    variable = _at(module, path)
+        return _Variables(
+            tuple(_module_at(item, of_each) for item in _module_at(module, items)), stacked=True
+        )
+    variable = _module_at(module, path)
     return None if variable is None else _Variables((variable,), at)
 
 
 def _covered(name: str, names: Iterable[str]) -> str | None:
-    """The first of some names, or of prefixes that end in a dot, that matches a name."""
+    """Returns the first of some names, or of prefixes that end in a dot, that matches a name."""
     return next((n for n in names if name == n or (n.endswith(".") and name.startswith(n))), None)
 
 
-def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[Hashable, np.ndarray]:
+def _arrays(names: _Names, state: Mapping[str, Any]) -> dict[Hashable, np.ndarray]:
     """Converts the given arrays to their forms here, by the keys of their views."""
     arrays: dict[Hashable, np.ndarray] = {}
     sources: dict[Hashable, str] = {}
-    for name, value in given.items():
+    for name, value in state.items():
         if name not in names.places:
             continue
         place = names.places[name]
@@ -300,7 +302,7 @@ def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[Hashable, np.ndarra
 
 
 def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
-    """The array in its form there, after checks of its shape and dtype."""
+    """Returns the array in its form there, after checks of its shape and dtype."""
     where = f"state_dict[{name!r}]"
     try:
         array = np.asarray(value)
@@ -317,7 +319,7 @@ def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
 
 
 def _checked_names(names: Any) -> list[str]:
-    """The names to write, each once."""
+    """Returns the names to write, each once."""
     listed = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
     if not listed or not all(isinstance(name, str) for name in listed):
         got = f"a {type(names).__name__}" + ("" if listed else " without any")
@@ -326,11 +328,11 @@ def _checked_names(names: Any) -> list[str]:
 
 
 def _check_all_are_used(
-    where: str, argument: str, layer: nnx.Module, names: _Names, given: Iterable[str]
+    where: str, argument: str, layer: nnx.Module, names: _Names, keys: Iterable[str]
 ) -> None:
     """Raises ValueError if a given name belongs to no variable of the layer."""
-    known = {*names.places, *names.ignored}
-    unused = [name for name in given if _covered(name, known) is None]
+    used = {*names.places, *names.ignored}
+    unused = [name for name in keys if _covered(name, used) is None]
     if not unused:
         return
     notes = {name: _covered(name, names.lacking) for name in unused}
@@ -342,11 +344,9 @@ def _check_all_are_used(
     raise bad_input(where, argument, expected, listed)
 
 
-def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[Hashable]) -> None:
+def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, keys: set[Hashable]) -> None:
     """Raises if a variable of the layer, or a part of one, has no name, or no view in ``found``."""
-    pieces = {
-        piece for p in names.places.values() if p.view.key in found for piece in p.view.pieces
-    }
+    pieces = {piece for p in names.places.values() if p.view.key in keys for piece in p.view.pieces}
     missing: dict[str, str] = {}  # for the first name of each, what is said of it
     for path, variable in nnx.iter_graph(layer):
         if not isinstance(variable, KINDS):
@@ -373,13 +373,13 @@ def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[
         raise bad_input(where, "state_dict", expected, f"no such name; {way}")
 
 
-def _check_orders(names: _Names, given: Mapping[str, Any]) -> None:
+def _check_orders(names: _Names, state: Mapping[str, Any]) -> None:
     """Raises ValueError if names that define the order of stacked arrays have another order."""
     for order in names.orders:
-        found = [name for name in given if name in order.theirs]
-        if found != list(order.theirs):
+        present = [name for name in state if name in order.theirs]
+        if present != list(order.theirs):
             expected = f"with the {order.what} in the order of the layer's, {list(order.theirs)}"
-            raise bad_input("from_pyg", "state_dict", expected, found)
+            raise bad_input("from_pyg", "state_dict", expected, present)
 
 
 def _check_layer(where: str, layer: Any) -> None:

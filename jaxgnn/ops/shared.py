@@ -4,6 +4,7 @@ Users find theirs in ``jaxgnn.ops``. What families share among themselves is in 
 """
 
 from jaxgnn.ops._aggregate import segments as segments
+from jaxgnn.ops._aggregate.aggregate import REDUCTIONS as REDUCTIONS
 from jaxgnn.ops._aggregate.aggregate import WEIGHTED as WEIGHTED
 from jaxgnn.ops._aggregate.edge_ends import at_ends as at_ends
 from jaxgnn.ops._aggregate.segment_order import segment_order as segment_order

@@ -1,11 +1,9 @@
-"""Tools for experiments: the training loop, run folders, checkpoints, metrics and plots.
+"""Tools for experiments: the training loop, run folders, checkpoints, reports and plots.
 
 Generic over Flax NNX modules and pytrees: nothing here depends on graphs.
 """
 
-from jaxgnn.metrics.host import accuracy as accuracy
-from jaxgnn.metrics.host import micro_f1 as micro_f1
-from jaxgnn.metrics.host import roc_auc as roc_auc
+from jaxgnn._suggestions import rename_deprecated as _rename_deprecated
 
 from ._checkpoints import load_model as load_model
 from ._config import Best as Best
@@ -24,3 +22,10 @@ from .plots import plot_curves as plot_curves
 from .progress import phase as phase
 from .report import write_report as write_report
 from .run import RunFolder as RunFolder
+
+_rename_deprecated(
+    __name__,
+    accuracy="jaxgnn.metrics.accuracy",
+    micro_f1="jaxgnn.metrics.micro_f1",
+    roc_auc="jaxgnn.metrics.mean_roc_auc",
+)

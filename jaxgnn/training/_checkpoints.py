@@ -1,5 +1,7 @@
 """Checkpoints of a run, written atomically and restored exactly, or refused."""
 
+import hashlib
+import json
 import os
 import warnings
 from pathlib import Path
@@ -10,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from jaxgnn._errors import require_regular_file
 
-from ._digests import array_digests, json_digest
 from ._orbax_errors import not_written, reason_of, without_late_reports
 from ._step import (
     ModelState,
@@ -303,3 +305,31 @@ def _placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
         data = jnp.array(np.asarray(jax.random.key_data(array)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     return jnp.array(np.asarray(array))
+
+
+# Orbax stores arrays without checksums, and a byte that changes in a file may decode to other
+# numbers. Digests are those of the arrays, not of files: they do not depend on the number of
+# devices or processes that hold an array, nor on the files into which orbax divides it.
+
+
+def array_digests(tree: PyTree) -> dict[str, str]:
+    """SHA-256 of the bytes of each array of a pytree, by dotted name, in hexadecimal digits."""
+    return {
+        name: hashlib.sha256(_bytes_of(array)).hexdigest() for name, array in named(tree).items()
+    }
+
+
+def json_digest(content: Any) -> str:
+    """SHA-256 of a value of JSON, in hexadecimal digits, for any order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _bytes_of(array: jax.Array) -> Any:
+    """The values of an array in C order, as a buffer of bytes."""
+    data = jax.random.key_data(array) if is_key(array) else array
+    if not data.is_fully_addressable:
+        is_whole = data.is_fully_replicated
+        data = (
+            data.addressable_data(0) if is_whole else multihost_utils.process_allgather(data, True)
+        )
+    return np.ascontiguousarray(np.asarray(data)).reshape(-1).view(np.uint8).data

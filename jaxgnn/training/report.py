@@ -1,7 +1,9 @@
-"""A page about a run: its results, configuration, devices and cost."""
+"""A page about a run: its results, pictures, configuration, devices and cost."""
 
+import base64
 import json
 import math
+import mimetypes
 import os
 import statistics
 from collections import Counter
@@ -12,12 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from . import page
+from jaxgnn._errors import bad_input
+from jaxgnn._html import writer
+from jaxgnn._html.writer import Html, cell, element, joined, paragraph
+
 from ._table import Confusion, Table
 from .files import write_text
 from .run import DEVICE, HOST, Record, Start, read_record
 
 _COMMIT_LETTERS = 10
+# A larger matrix is unreadable, and takes megabytes. The most frequent confusions over all classes
+# are always listed.
+_LARGEST_MATRIX = 64
+_MOST_CONFUSED = 10
 
 
 def write_report(
@@ -58,18 +67,18 @@ def write_report(
     if curves.exists() and curves.resolve() not in {picture.resolve() for picture in drawn}:
         drawn.insert(0, curves)
     parts = [
-        page.paragraph(_where_and_when(record)),
-        page.command(command),
-        page.section("Results", map(page.table, tables)),
-        page.section("Curves", map(page.picture, drawn)),
-        page.section("Classes", [] if confusion is None else [page.confusion(confusion)]),
-        page.section("Metrics", [page.table(_metrics_table(record))] if record.rows else []),
-        page.section("Time and memory", [page.pairs(costs(record))]),
-        page.section("Configuration", configuration(record.config)),
-        page.section("Versions", [page.table(_starts_table(record))] if record.starts else []),
+        paragraph(_where_and_when(record)),
+        writer.command(command),
+        writer.section("Results", map(table_part, tables)),
+        writer.section("Curves", map(picture_part, drawn)),
+        writer.section("Classes", [] if confusion is None else [_confusion_part(confusion)]),
+        writer.section("Metrics", [table_part(_metrics_table(record))] if record.rows else []),
+        writer.section("Time and memory", [writer.pairs(costs(record))]),
+        writer.section("Configuration", configuration(record.config)),
+        writer.section("Versions", [table_part(_starts_table(record))] if record.starts else []),
     ]
     path = record.folder / "report.html"
-    write_text(path, page.page(title, filter(None, parts)))
+    write_text(path, writer.page(title, filter(None, parts)))
     return path
 
 
@@ -124,7 +133,7 @@ def configuration(config: Mapping[str, Any]) -> list[str]:
     """The options that have a value, and the names of the others, as parts of a page."""
     given = {name: option_text(value) for name, value in config.items() if value is not None}
     others = ", ".join(name for name in config if name not in given)
-    return [page.pairs(given), page.paragraph(f"Without a value: {others}." if others else "")]
+    return [writer.pairs(given), paragraph(f"Without a value: {others}." if others else "")]
 
 
 def option_text(value: Any) -> str:
@@ -175,3 +184,76 @@ def costs(record: Record) -> dict[str, str]:
         if isinstance(record.summary.get(key), int):
             found[f"peak memory, {name}"] = f"{record.summary[key] / 2**20:,.0f} MiB"
     return found
+
+
+def table_part(content: Table) -> Html:
+    """Returns a table with its title and note, which scrolls on narrow pages."""
+    kinds = ["number" if numeric else "text" for numeric in content.is_numeric()]
+    head = [
+        cell(name, kind=kind, scope="col")
+        for name, kind in zip(content.columns, kinds, strict=True)
+    ]
+    rows = [
+        [
+            cell(text, kind=kind, scope=None if place else "row")
+            for place, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+        ]
+        for texts in content.cells()
+    ]
+    return joined([writer.table(rows, head, title=content.title), paragraph(content.note)])
+
+
+def _confusion_part(content: Confusion) -> Html:
+    """Returns the matrix of a classifier with shaded cells, its scores, and its top confusions."""
+    names, matrix = list(content.class_names), content.matrix
+    parts = [table_part(content.table()), table_part(_most_confused(names, matrix))]
+    if len(names) > _LARGEST_MATRIX:
+        parts.append(paragraph(f"The matrix of {len(names)} classes is too large to be shown."))
+        return joined(parts, "\n")
+    head = [element("th", name, scope="col") for name in ("class \\ prediction", *names)]
+    rows = [
+        [element("th", name, scope="row"), *_shaded(index, row)]
+        for index, (name, row) in enumerate(zip(names, matrix, strict=True))
+    ]
+    title = "Confusion matrix: examples of the row's class that were given the column's"
+    return joined([writer.table(rows, head, title=title, class_="matrix"), *parts], "\n")
+
+
+def _shaded(index: int, row: np.ndarray) -> list[Html]:
+    """Returns the cells of a row: right predictions in one colour, wrong ones in another."""
+    cells = []
+    for place, count in enumerate(row.tolist()):
+        # The square root of the share of the row keeps small counts visible.
+        part = 0.55 * (count / max(int(row.sum()), 1)) ** 0.5
+        kind = "shade" if place == index else "wrong"
+        style = f"background: rgba(var(--{kind}), {part:.3f})" if count else None
+        cells.append(element("td", str(count), style=style, class_=None if count else "zero"))
+    return cells
+
+
+def _most_confused(names: list[str], matrix: np.ndarray) -> Table:
+    wrong = matrix - np.diag(np.diag(matrix))
+    rows = []
+    for place in np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]:
+        true, predicted = divmod(int(place), len(names))
+        count = int(wrong[true, predicted])
+        if count > 0:
+            share = f"{100 * count / matrix[true].sum():.1f}"
+            rows.append((names[true], names[predicted], count, share))
+    return Table(
+        title="What is confused most",
+        columns=("class", "taken for", "examples", "% of the class"),
+        rows=tuple(rows),
+        note="" if rows else "Nothing: every prediction is right.",
+    )
+
+
+def picture_part(path: Path) -> Html:
+    """Returns a picture, embedded in the page; raises ValueError unless browsers support it."""
+    kind, _ = mimetypes.guess_type(path.name)
+    if kind not in ("image/png", "image/jpeg", "image/gif", "image/svg+xml", "image/webp"):
+        raise bad_input("write_report", "pictures", "PNG, JPEG, GIF, SVG or WebP files", path)
+    if not path.is_file():
+        raise bad_input("write_report", "pictures", "files that exist", path)
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return writer.figure(element("img", alt=path.stem, src=f"data:{kind};base64,{data}"))

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels.aggregate.parts import Number, Part, State, parts_of
+from pallas_kernels.aggregate.parts import Number, Part, State, WarpMaths, parts_of
 from pallas_kernels.arguments.aggregate import Form, Statistics
+from pallas_kernels.arguments.reductions import REDUCTIONS
 from pallas_kernels.attention.forward import for_each_long_row
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces
@@ -47,9 +48,9 @@ def forward(
     outputs = [jax.ShapeDtypeStruct(shape, x.dtype)]
     outputs += [jax.ShapeDtypeStruct((rows, dim), _DTYPES[kind]) for kind in kept.values()]
     if rows * dim == 0 or x.shape[0] == 0 or graph.num_edges == 0:
-        y, *found = (jnp.zeros(o.shape, o.dtype) for o in outputs)
-        pairs = zip(kept, found, strict=True)
-        return y, Statistics(**{f: ~a if form.is_holder(f) else a for f, a in pairs})
+        y, *arrays = (jnp.zeros(o.shape, o.dtype) for o in outputs)
+        pairs = zip(kept, arrays, strict=True)
+        return y, Statistics.of_kept({f: ~a if form.is_holder(f) else a for f, a in pairs})
     if tile is None:
         size = rows, x.shape[0], graph.num_edges, dim, x.dtype.itemsize
         tile = SpmmTile.choose(Chip.current(), *size)
@@ -74,8 +75,8 @@ def forward(
             grid=simt.Grid(graph.full_blocks(tile.warps), tile.warps, -(-dim // LANES)),
             updated=list(results),
         )
-    y, *found = results
-    return y, Statistics(**dict(zip(kept, found, strict=True)))
+    y, *arrays = results
+    return y, Statistics.of_kept(dict(zip(kept, arrays, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class _Rule:
     @property
     def needs_first(self) -> bool:
         """Whether a state starts with the first number of the row."""
-        return self.form.has("var", "std")
+        return "variance" in self.form.totals
 
     def start(self, warp: Warp, first: Value | None, begin: Value) -> list[State]:
         """Returns the state of no edges."""
@@ -141,24 +142,35 @@ class _Rule:
         dim = y.shape[-1] // len(self.form.reductions)
         some = edges > 0.0
         at_least_one = warp.select(some, edges, 1.0)
-        named: list[dict[str, Value]] = []
+        named: list[dict[tuple[str, str], Value]] = []
         for state in states:
-            made: dict[str, Value] = {}
-            for part, own in zip(self.parts, state, strict=True):
-                made |= part.results(warp, own, at_least_one)
+            totals: dict[str, Value] = {"count": at_least_one}
+            for part, numbers in zip(self.parts, state, strict=True):
+                totals |= part.results(warp, numbers, at_least_one)
+            reduced = self._reduced(warp, totals)
             # The holder of no edges is that of the state with which all begin.
             zeros = {kind: warp.constant(kind, 0) for kind in ("f32", "i32")}
             named.append(
                 {
-                    name: v if self.form.is_holder(name) else warp.select(some, v, zeros[v.kind])
-                    for name, v in made.items()
+                    name: v if self.form.is_holder(name[1]) else warp.select(some, v, zeros[v.kind])
+                    for name, v in reduced.items()
                 }
             )
         for place, name in enumerate(self.form.reductions):
-            _store(y.row(row), column + place * dim, [made[name] for made in named])
+            _store(y.row(row), column + place * dim, [of["y", name] for of in named])
         if self.keep:
             for field, array in zip(self.form.kept(), kept, strict=True):
-                _store(array.row(row), column, [made[field] for made in named])
+                _store(array.row(row), column, [of["kept", field] for of in named])
+
+    def _reduced(self, warp: Warp, totals: dict[str, Value]) -> dict[tuple[str, str], Value]:
+        """The reductions, as ``"y"``, and the statistics, as ``"kept"``, by their names."""
+        maths = WarpMaths(warp)
+        results = {
+            ("y", name): REDUCTIONS[name].of_totals(maths, {**totals, "each": totals.get(name)})
+            for name in self.form.reductions
+        }
+        kept = self.form.kept() if self.keep else ()
+        return results | {("kept", field): totals[field] for field in kept}
 
 
 def _store(array: Array, column: Value, values: list[Value]) -> None:

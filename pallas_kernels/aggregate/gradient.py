@@ -19,7 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.aggregate.parts import WarpMaths
 from pallas_kernels.arguments.aggregate import Terms
+from pallas_kernels.arguments.reductions import REDUCTIONS
 from pallas_kernels.attention.softmax import power
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces, add_pieces
@@ -31,6 +33,8 @@ from pallas_kernels.simt.warp import LANES, Warp
 _READ_AHEAD = 32
 # The two terms that are gathered together where there are no others.
 _PAIR = ("peak", "exp_constant")
+# The names of factors of slopes begin with it, before the name of the reduction.
+_EACH = "each "
 
 
 def tile_for(
@@ -97,10 +101,11 @@ def grad_columns(
 
 def _gathered(terms: Terms) -> dict[tuple[str, ...], jax.Array]:
     """Returns the arrays to gather, each with the names of the terms that take turns in it."""
-    fields = [field.name for field in dataclasses.fields(terms)]
+    fields = [field.name for field in dataclasses.fields(terms) if field.name != "each"]
     there: dict[tuple[str, ...], jax.Array] = {
         (name,): array for name in fields if (array := getattr(terms, name)) is not None
     }
+    there |= {(_EACH + name,): array for name, array in (terms.each or {}).items()}
     if set(there) == {(name,) for name in _PAIR}:
         both = jnp.stack([there[name,] for name in _PAIR], axis=-1)
         return {_PAIR: both.reshape(both.shape[0], -1)}
@@ -202,4 +207,8 @@ def _gradient(warp: Warp, x: Value, slot: Value | None, terms: dict[str, Any]) -
         if "exp_linear" in terms:
             factor = warp.fma(terms["exp_linear"], x - terms["soft"] + 1.0, factor)
         parts.append(power(warp, x, terms["peak"]) * factor)
+    for name, factor in terms.items():
+        if name.startswith(_EACH):
+            reduction = REDUCTIONS[name.removeprefix(_EACH)]
+            parts.append(factor * reduction.slope_at(x, WarpMaths(warp)))
     return fold_in_pairs(parts, lambda a, b: a + b)

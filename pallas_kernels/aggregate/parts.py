@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pallas_kernels.arguments.aggregate import Form
+from pallas_kernels.arguments.reductions import REDUCTIONS
 from pallas_kernels.attention.softmax import log_sum, power, rescaling, shift_of
 from pallas_kernels.simt.values import Value, fold_in_pairs
 from pallas_kernels.simt.warp import Warp
@@ -74,6 +75,29 @@ class Part(abc.ABC):
         """Returns reductions and statistics of ``edges`` edges by name; at least one edge, f32."""
 
 
+@dataclass(frozen=True)
+class WarpMaths:
+    """Functions of values of a warp, for the table of reductions."""
+
+    warp: Warp
+
+    def root(self, x: Value) -> Value:
+        """The root of a number from zero on."""
+        return self.warp.select(x == 0.0, 0.0, x * self.warp.rsqrt(x))
+
+    def exp(self, x: Value) -> Value:
+        """The exponential."""
+        return self.warp.exp(x)
+
+    def log(self, x: Value) -> Value:
+        """The natural logarithm."""
+        return self.warp.log(x)
+
+    def where(self, condition: Value, x: Value | float, y: Value | float) -> Value:
+        """Returns ``x`` where the condition is true, ``y`` elsewhere."""
+        return self.warp.select(condition, x, y)
+
+
 def _sum(values: Sequence[Value]) -> Value:
     return fold_in_pairs(values, lambda a, b: a + b)
 
@@ -134,14 +158,11 @@ class Moments(Part):
         mean = shift + offset
         variance = warp.fma(offset * -1.0, first, second) * each
         variance = warp.select(variance < 0.0, 0.0, variance)
-        root = variance * warp.rsqrt(variance)
         return {
             "sum": warp.fma(shift, edges, first),
             "mean": mean,
             "mean_rest": (shift - mean) + offset,
-            "var": variance,
             "variance": variance,
-            "std": warp.select(variance == 0.0, 0.0, root),
         }
 
 
@@ -275,25 +296,55 @@ class Exponentials(Part):
 
     def results(self, warp, state, edges):
         peak, total = state[:2]
-        made = {
-            "logsumexp": log_sum(warp, peak, total),
+        totals = {
+            "log_total": log_sum(warp, peak, total),
             "peak": shift_of(warp, peak),
             "total": total,
         }
         if self.weighted:
-            made["softmax"] = made["soft"] = state[2] * warp.reciprocal(state[1])
-        return made
+            totals["soft"] = state[2] * warp.reciprocal(state[1])
+        return totals
+
+
+@dataclass(frozen=True)
+class SumOfFunction(Part):
+    """Sums the function of each number that a reduction has.
+
+    Attributes:
+      name: name of the reduction.
+    """
+
+    name: str
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("f32",)
+
+    def start(self, warp, first, begin):
+        return [warp.f32(0.0)]
+
+    def add(self, warp, state, numbers):
+        reduction, maths = REDUCTIONS[self.name], WarpMaths(warp)
+        values = [n.or_zero(reduction.of_each(n.value, maths)) for n in numbers]
+        return [state[0] + _sum(values)]
+
+    def merge(self, warp, state, other, edges):
+        return [state[0] + other[0]]
+
+    def results(self, warp, state, edges):
+        return {self.name: state[0]}
 
 
 def parts_of(form: Form, keep: bool) -> list[Part]:
     """Returns the parts that the reductions need, with what gradients need if ``keep``."""
     keeps = form.keeps if keep else None
     parts: list[Part] = []
-    if form.has("var", "std"):
+    totals = form.totals
+    if "variance" in totals:
         parts.append(Moments())
-    elif form.has("sum", "mean"):
+    elif totals & {"sum", "mean"}:
         parts.append(Sum())
-    parts += [Extreme(name, keeps) for name in ("max", "min") if form.has(name)]
-    if form.has("softmax", "logsumexp"):
-        parts.append(Exponentials(form.has("softmax")))
-    return parts
+    parts += [Extreme(name, keeps) for name in ("max", "min") if name in totals]
+    if totals & {"soft", "log_total"}:
+        parts.append(Exponentials("soft" in totals))
+    return parts + [SumOfFunction(name) for name in form.sums_of_functions]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments.reductions import REDUCTIONS
+
 
 class Form(NamedTuple):
     """The static part of an aggregation.
 
     Attributes:
-      reductions: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"std"``, ``"var"``, ``"softmax"``,
-        ``"logsumexp"``, in the order of their columns in the result.
+      reductions: names in ``REDUCTIONS``, in the order of their columns in the result.
       by_edge: whether the numbers are those of edges, [edges, dim], or of senders, [cols, dim].
       ties: which of several equal extremes get the gradient: all in equal parts, ``"share"``, or
         the ``"first"``.
@@ -24,9 +26,15 @@ class Form(NamedTuple):
     by_edge: bool
     ties: str = "share"
 
-    def has(self, *names: str) -> bool:
-        """Whether any of these reductions is wanted."""
-        return any(name in self.reductions for name in names)
+    @property
+    def totals(self) -> frozenset[str]:
+        """The totals from which the reductions are computed."""
+        return frozenset(total for name in self.reductions for total in REDUCTIONS[name].totals)
+
+    @property
+    def sums_of_functions(self) -> tuple[str, ...]:
+        """The reductions that are computed from sums of functions of each number."""
+        return tuple(name for name in self.reductions if REDUCTIONS[name].value is not None)
 
     @property
     def keeps(self) -> str:
@@ -44,19 +52,18 @@ class Form(NamedTuple):
         return self.keeps == "holder" and field in ("highest", "lowest")
 
     def kept(self) -> dict[str, str]:
-        """The fields of ``Statistics`` that gradients need, with the kind of their numbers."""
+        """The statistics that gradients need, by their names, with the kind of their numbers.
+
+        Those are fields of ``Statistics``, and the reductions whose sums ``Statistics.each`` has.
+        """
         tie = "float" if self.keeps == "count" else "int"
-        needs: dict[str, tuple[str, tuple[str, ...]]] = {
-            "mean": ("float", ("var", "std")),
-            "mean_rest": ("float", ("var", "std")),
-            "variance": ("float", ("std",)),
-            "highest": (tie, ("max",)),
-            "lowest": (tie, ("min",)),
-            "peak": ("float", ("softmax", "logsumexp")),
-            "total": ("float", ("softmax", "logsumexp")),
-            "soft": ("float", ("softmax",)),
+        needed = {field for name in self.reductions for field in REDUCTIONS[name].keeps}
+        fields = {
+            field: tie if field in ("highest", "lowest") else "float"
+            for field in STATISTICS
+            if field in needed
         }
-        return {field: kind for field, (kind, names) in needs.items() if self.has(*names)}
+        return fields | dict.fromkeys(self.sums_of_functions, "float")
 
 
 @jax.tree_util.register_dataclass
@@ -78,6 +85,8 @@ class Statistics:
       peak: the maximum, or zero if it is -inf: exponentials are those of ``x - peak``.
       total: the sum of these exponentials.
       soft: the mean weighted by a softmax.
+      each: for reductions that are computed from it, the sum of a function of each number, by the
+        name of the reduction.
     """
 
     mean: Any = None
@@ -88,6 +97,18 @@ class Statistics:
     peak: Any = None
     total: Any = None
     soft: Any = None
+    each: Any = None
+
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, Any]) -> Statistics:
+        """The statistics from arrays with the names of ``Form.kept``."""
+        fields = {name: array for name, array in kept.items() if name in STATISTICS}
+        each = {name: array for name, array in kept.items() if name not in STATISTICS}
+        return cls(**fields, each=each or None)
+
+
+STATISTICS = tuple(name for name in Statistics.__dataclass_fields__ if name != "each")
+"""The fields of ``Statistics`` that are arrays."""
 
 
 def count_of(holder: jax.Array) -> jax.Array:
@@ -106,6 +127,7 @@ class Terms:
         + top_gradient     where x == top,       or where the edge's slot is top
         + bottom_gradient  where x == bottom,    or where the edge's slot is bottom
         + exp(x - peak) (exp_constant + exp_linear (1 + (x - soft)))
+        + each[name] slope(x)                for each name, by the slope in REDUCTIONS
 
     Numbers far from zero are close to ``centre``, ``peak`` and ``soft``. So differences come first:
     products of the numbers themselves would lose the digits that differ.
@@ -127,6 +149,7 @@ class Terms:
       soft: the mean weighted by a softmax.
       exp_constant: factor of the exponential, divided by the sum of all.
       exp_linear: factor of the exponential and of the distance, divided by the sum as well.
+      each: factors of slopes, by the names of reductions; None if there are none.
     """
 
     constant: Any = None
@@ -142,8 +165,18 @@ class Terms:
     soft: Any = None
     exp_constant: Any = None
     exp_linear: Any = None
+    each: Any = None
 
     def without_extremes(self) -> Terms:
         """The terms that are the same for all edges of a row."""
-        named = ("constant", "linear", "centre", "peak", "soft", "exp_constant", "exp_linear")
+        named = (
+            "constant",
+            "linear",
+            "centre",
+            "peak",
+            "soft",
+            "exp_constant",
+            "exp_linear",
+            "each",
+        )
         return Terms(**{name: getattr(self, name) for name in named})

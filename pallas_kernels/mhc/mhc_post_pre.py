@@ -1,9 +1,8 @@
 """The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
 
-Fused kernels support four streams, if there is a tile for the shapes: forward in
-``mhc.cluster.post_pre`` or ``mhc.wide_sums``, backward in ``mhc.slices.post``. Otherwise the
-kernels of the two ops run one after the other, and the streams between them go through memory, in
-their own dtype.
+Forward, a fused kernel runs if there is a tile for the shapes, in ``mhc.cluster.post_pre`` or
+``mhc.wide_sums``. Otherwise the kernels of the two ops run one after the other, and the streams
+between them go through memory. Backward, one kernel runs: ``mhc.slices.post``.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels import tensor_cores as tc
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.cluster.post_pre import BoundaryForward, MhcPostPreClusterTile
-from pallas_kernels.mhc.mhc_post import mhc_post, mhc_post_backward
-from pallas_kernels.mhc.mhc_pre import mhc_pre, mhc_pre_backward
+from pallas_kernels.mhc.mhc_post import mhc_post
+from pallas_kernels.mhc.mhc_pre import mhc_pre
 from pallas_kernels.mhc.pre_mixing import mix_streams
 from pallas_kernels.mhc.slices.post import PrecedingPost, SlicesPostTile, slices_post_backward
-from pallas_kernels.mhc.slices.shapes import Slices
+from pallas_kernels.mhc.slices.shapes import Slices, padded_tokens
 from pallas_kernels.mhc.slices.sums import Partial, add_up
 from pallas_kernels.mhc.slices.tokens import token_parts
 from pallas_kernels.mhc.wide_sums import WideTile, wide_sums
@@ -54,7 +52,7 @@ def mhc_post_pre(
     """New streams, and the next layer's input and coefficients: see ``jaxgnn.ops.mhc_post_pre``.
 
     Args:
-      inputs: the arrays of ``mhc_post``, float32 or bfloat16, dim a multiple of 64.
+      inputs: the arrays of ``mhc_post`` of four bfloat16 streams, dim a multiple of 64.
       params: parameters of ``mhc_pre``, ``gamma`` folded into ``phi``.
       constants: constants of ``mhc_pre``.
       transposed: whether the matrices ``h_res`` are transposed.
@@ -100,11 +98,9 @@ def mhc_post_pre_backward(
     deterministic: bool = True,
     tile: SlicesPostTile | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Gradients; all sums in a fixed order, with one exception unless ``deterministic``.
+    """Gradients of ``mhc_post_pre``; all sums in a fixed order if ``deterministic``.
 
-    The two gradients of ``y`` are added in float32. Where the kernels of the two ops run one after
-    the other, their sum goes through memory, rounded once to the dtype of ``y``. Tokens are padded
-    to a multiple of 8 for the fused kernel.
+    The two gradients of ``y`` are added in float32. Tokens are padded to a multiple of 8.
 
     Args:
       inputs: the arrays of ``mhc_post``.
@@ -120,33 +116,22 @@ def mhc_post_pre_backward(
 
     Returns:
       Gradients to ``inputs``, and to ``phi``, ``alpha`` and ``bias``.
+
+    Raises:
+      NotImplementedError: if there is no tile for the shapes.
     """
     tokens, n, dim = inputs.x.shape
-    missing = -tokens % tc.GROUP
-    tile = tile or SlicesPostTile.choose(
-        Chip.current(), tokens + missing, Slices(n, dim), inputs.x.dtype
-    )
+    if tokens == 0:
+        return tuple(map(jnp.zeros_like, inputs)), tuple(map(jnp.zeros_like, params[:3]))
+    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), inputs.x.dtype)
     if tile is None:
-        return _backward_one_by_one(inputs, params, saved, cotangents, constants, transposed)
-    if missing:  # the tokens that fill the last group have zero gradients
-        inputs, saved, cotangents = jax.tree.map(
-            lambda a: jnp.pad(a, ((0, missing), *[(0, 0)] * (a.ndim - 1))),
-            (inputs, saved, tuple(cotangents)),
-        )
-    given = inputs, params, saved, cotangents, constants
-    made, of_params = _backward_by_slices(*given, transposed, deterministic, tile)
-    return tuple(gradient[:tokens] for gradient in made), of_params
-
-
-def _backward_one_by_one(inputs, params, saved, cotangents, constants, transposed: bool):
-    """The backward passes of the two ops, one after the other."""
-    dy, *of_pre = cotangents
-    y, *of_token = saved
-    given = y, params, of_token, of_pre, constants
-    dy, *dparams = mhc_pre_backward(*given, dx_streams=dy)
-    x, f, h_post, h_res = inputs
-    through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
-    return through_post, tuple(dparams)
+        shape = f"{inputs.x.shape} {inputs.x.dtype}"
+        raise NotImplementedError(f"mhc_post_pre_backward: no tile for x of {shape}")
+    inputs, saved, cotangents = padded_tokens((inputs, saved, tuple(cotangents)))
+    of_inputs, of_params = _backward_by_slices(
+        inputs, params, saved, cotangents, constants, transposed, deterministic, tile
+    )
+    return tuple(gradient[:tokens] for gradient in of_inputs), of_params
 
 
 def _backward_by_slices(

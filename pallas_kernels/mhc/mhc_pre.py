@@ -1,7 +1,7 @@
 """The part of hyper-connections before a layer: coefficients, and the layer's input.
 
-The forward pass has three kernels: ``mhc.cluster.pre`` for few streams in bfloat16,
-``mhc.wide_sums`` for wide tokens, and that of this module for all other shapes.
+The forward pass has three kernels: ``mhc.cluster.pre`` for widths that its
+clusters divide, ``mhc.wide_sums`` for wide tokens, and that of this module for all other widths.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pallas_kernels.mhc.wide_sums import WideTile, wide_sums
 from pallas_kernels.simt.blocks import striding_blocks
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES, Warp
-from pallas_kernels.tensor_cores.bfloat16_parts import PARTS, add_products, split, split_words
+from pallas_kernels.tensor_cores.bfloat16_parts import PARTS, add_products, split
 
 __all__ = ["MhcPreClusterTile", "MhcPreTile", "mhc_pre", "mhc_pre_backward"]
 
-_ROWS = 16  # tokens of a fragment of Warp.mma
-_COLUMNS = 8  # rows of phi of a fragment, and neighbouring columns of x in a lane
-_SPAN_BYTES = 128  # bytes of a token that a warp reads at once
+_ROWS = 16  # Tokens of a fragment of Warp.mma.
+_COLUMNS = 8  # Rows of phi of a fragment, and neighbouring columns of x in a lane.
+_SPAN_BYTES = 128  # Bytes of a token that a warp reads at once.
 _FEW_BLOCKS = 96
 # Entries of a wide token of 16 bits, from which on blocks have 16 warps. On an H200, 8192 tokens of
 # four streams, 3072 wide, took 0.128 ms with 2 fragments and 16 warps, and 0.154 ms with 4 and 8;
@@ -52,14 +52,13 @@ class MhcPreTile:
     parts: int = PARTS
 
     @classmethod
-    def choose(cls, chip: Chip, tokens: int, n: int, dim: int, itemsize: int) -> MhcPreTile:
+    def choose(cls, tokens: int, n: int, dim: int) -> MhcPreTile:
         """The only heuristic: as many tokens as registers hold, but enough blocks."""
-        fragments, warps = 2, 8 if n * dim * itemsize > 4 * _SPAN_BYTES else 4
-        if n <= 4 and itemsize == 2:
-            fragments, warps = (2, 16) if n * dim >= _LEAST_WIDE else (4, warps)
+        narrow = 2 * n * dim <= 4 * _SPAN_BYTES
+        fragments, warps = (2, 16) if n * dim >= _LEAST_WIDE else (4, 4 if narrow else 8)
         while fragments > 1 and tokens < _FEW_BLOCKS * _ROWS * fragments:
             fragments //= 2
-        parts = FEW_PARTS if itemsize == 2 and n * dim >= LEAST_ENTRIES else PARTS
+        parts = FEW_PARTS if n * dim >= LEAST_ENTRIES else PARTS
         return cls(fragments, warps, parts)
 
     @property
@@ -83,7 +82,7 @@ def mhc_pre(
     """Projects the streams to coefficients and mixes them: see ``jaxgnn.ops.mhc_pre``.
 
     Args:
-      x: the streams, [tokens, n, dim], float32 or bfloat16, dim a multiple of 64.
+      x: the streams, [tokens, n, dim] bfloat16, dim a multiple of 64.
       params: parameters with ``gamma`` folded into ``phi``.
       constants: constants of the op.
       tile: how blocks share the work; by default chosen for the shapes.
@@ -102,7 +101,7 @@ def mhc_pre(
     if isinstance(tile, WideTile):
         _, sums = wide_sums(x, phi, None, tile)
         return mix_streams(x, sums, params, constants)
-    tile = tile or MhcPreTile.choose(Chip.current(), tokens, n, dim, x.dtype.itemsize)
+    tile = tile or MhcPreTile.choose(tokens, n, dim)
     if isinstance(tile, MhcPreClusterTile):
         kernel, grid = _ForwardByClusters(tile, n, constants), tile.grid
     else:
@@ -219,7 +218,6 @@ class _Projection:
         ]
         for c in range(self.chunks):
             weights = [self._weights(group, at + 4 * _COLUMNS * c) for group in range(self.groups)]
-            parts = [[self._split(row) for row in fragment[c]] for fragment in words]
             values = [[self._unpack(row) for row in fragment[c]] for fragment in words]
             squares = [
                 [self._add_squares(*pair) for pair in zip(*both, strict=True)]
@@ -227,10 +225,10 @@ class _Projection:
             ]
             products = [
                 [
-                    add_products(warp, total, _left(rows), weight)
+                    add_products(warp, total, _left(fragment[c]), weight)
                     for total, weight in zip(totals, weights, strict=True)
                 ]
-                for rows, totals in zip(parts, products, strict=True)
+                for fragment, totals in zip(words, products, strict=True)
             ]
         return products, squares
 
@@ -242,10 +240,6 @@ class _Projection:
 
     def _unpack(self, words: list[Value]) -> list[Value]:
         return [self.x.unpack(words, e) for e in range(_COLUMNS)]
-
-    def _split(self, words: list[Value]) -> list[list[Value]]:
-        """Words of the bfloat16 parts of these numbers: one part if ``x`` is bfloat16."""
-        return [words] if self.x.itemsize == 2 else split_words(self.warp, self._unpack(words))
 
     def _add_squares(self, values: list[Value], total: Value) -> Value:
         for value in values:
@@ -277,9 +271,7 @@ class _Projection:
                 warp.when(warp.lane % 4 == 0, lambda p=place, t=total: sums.store(p, t))
 
 
-def _left(rows: list[list[list[Value]]]) -> list[list[list[Value]]]:
-    """Left fragments of each part, from the words of two tokens, eight rows apart."""
-    return [
-        [[upper[k], lower[k], upper[k + 1], lower[k + 1]] for k in (0, 2)]
-        for upper, lower in zip(*rows, strict=True)
-    ]
+def _left(rows: list[list[Value]]) -> list[list[list[Value]]]:
+    """Left fragments of the only part, from the words of two tokens, eight rows apart."""
+    upper, lower = rows
+    return [[[upper[k], lower[k], upper[k + 1], lower[k + 1]] for k in (0, 2)]]

@@ -89,7 +89,7 @@ class WideTile:
         """
         if n != _STREAMS or dim < _LEAST_WIDTH[posts]:
             return None
-        if not common.runs_here(chip, tokens, jnp.dtype(dtype)):
+        if tokens % tc.GROUP or not common.runs_here(chip, tokens, jnp.dtype(dtype)):
             return None
         tiles = -(-tokens // (_WARPGROUPS * ROWS))
         most = max(_MOST_SHARES, chip.multiprocessors // tiles)

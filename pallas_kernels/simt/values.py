@@ -61,6 +61,9 @@ class Value:
     def __mul__(self, other):
         return self._binary("mul", other)
 
+    def __truediv__(self, other):
+        return self * self.warp.reciprocal(other)
+
     def __and__(self, other):
         return self._binary("and", other)
 

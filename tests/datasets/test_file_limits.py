@@ -78,6 +78,18 @@ def test_no_packed_text_becomes_large(name, bomb, members, tmp_path):
     assert peak < 4 * (SLACK + file_errors.GROWTH * path.stat().st_size)
 
 
+def test_lines_of_text_take_memory_beside_their_characters(tmp_path):
+    path = tmp_path / "lines.gz"
+    text = b"1\n" * (SLACK // 4)
+    path.write_bytes(gzip.compress(text))
+    limit = SLACK + file_errors.GROWTH * path.stat().st_size
+    assert len(text) < limit < 10 * len(text)
+    message, _ = error_and_peak(lambda path: read_text(path, "lines"), path)
+    assert message.startswith(f"{path}: its lines would take ")
+    path.write_bytes(gzip.compress(b"1" * (SLACK // 2)))
+    assert len(read_text(path, "lines")) == SLACK // 2
+
+
 def test_a_table_is_as_large_as_its_numbers(tmp_path):
     # Two characters of text become eight bytes, and the text alone is within the limit.
     path = tmp_path / "table.csv.gz"

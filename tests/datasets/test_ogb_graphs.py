@@ -1,6 +1,7 @@
 """OGB's molecules, ogbn-mag and ZINC are read as they were written, and refused if they are not."""
 
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,17 @@ def test_molecules_have_both_directions_categories_and_gaps_in_their_labels(mole
     np.testing.assert_array_equal(last["edges"], [BONDS[1], BONDS[1]])
     np.testing.assert_array_equal(data[1]["nodes"], [ATOMS[2]])
     assert (data.train.tolist(), data.validation.tolist(), data.test.tolist()) == ([2], [0], [1])
+
+
+def test_numbers_of_edges_take_no_memory_before_the_edges_are_read(molecules):
+    (molecules / "raw/num-edge-list.csv").write_text(f"{1 << 24}\n0\n1\n")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"expected {(1 << 24) + 1} lines, as num-edge-list"):
+            read_ogb_graphs(molecules, "ogbg-molclintox")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 BAD_MOLECULES = [

@@ -25,6 +25,7 @@ def assert_equal(got, expected):
     assert got.multilabel == expected.multilabel
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", ["reddit", "flickr", "ogbn-products", "ogbn-arxiv"])
 def test_reading_gives_back_what_was_written(name, tmp_path):
     formats.WRITERS[name](tmp_path)

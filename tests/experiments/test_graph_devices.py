@@ -17,9 +17,8 @@ from experiments.attention.compare import compare as compare_attention
 from experiments.attention.config import AttentionConfig
 from experiments.attention.train import train as train_attention
 from experiments.attention.train import train_all as train_attentions
-from experiments.hgnn.columns import spread_columns
 from experiments.hgnn.config import NodesConfig
-from experiments.hgnn.nodes import nodes
+from experiments.hgnn.nodes import nodes, spread_columns
 from experiments.links.config import TrainConfig as LinksConfig
 from experiments.links.train import train as train_links
 from experiments.links.train import train_all as train_all_links

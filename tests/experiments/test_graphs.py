@@ -87,24 +87,6 @@ def test_a_network_tells_graphs_of_equal_bags_apart_and_writes_a_report(trained)
     assert "bag of nodes" in page and (config.run / "curves.png").exists()
 
 
-@pytest.mark.long
-def test_a_run_that_was_stopped_resumes_to_the_same_result(shapes, trained, tmp_path, monkeypatch):
-    config, calls = _config(tmp_path), []
-
-    class Stopping(train_module.Scores):
-        def __call__(self, model):
-            calls.append(model)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return super().__call__(model)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_module, "Scores", Stopping)
-        train(config, shapes)
-    resumed = train(config, shapes)
-    assert resumed.history == trained[1].history and resumed.test == trained[1].test
-
-
 def test_every_epoch_has_each_training_graph_once_in_batches_of_one_shape(shapes):
     batches = Batches.of(shapes, 10, 3, seed=5)
     assert batches.per_epoch == 5  # of 48 graphs

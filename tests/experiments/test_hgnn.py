@@ -16,10 +16,9 @@ from experiments.hgnn import __main__ as command_line
 from experiments.hgnn import lm as lm_module
 from experiments.hgnn import nodes as nodes_module
 from experiments.hgnn.config import LMConfig, LMRun, NodesConfig
-from experiments.hgnn.data import load
+from experiments.hgnn.data import clique_expansion, load
 from experiments.hgnn.lm import lm, train
 from experiments.hgnn.nodes import make_batch, nodes
-from experiments.hgnn.trivial import clique_expansion
 from jaxgnn.datasets import TextDataset
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import _CONVOLUTIONS
@@ -112,31 +111,6 @@ def test_coupled_and_not_differ_by_nothing_but_weights_of_hyperedges(experts):
     different = {path for path in shapes[0] if shapes[0][path] != shapes[1][path]}
     assert len(different) == TINY["num_layers"] * TINY["coupler_layers"]
     assert all(path[-2:] == ("weights", "logits") for path in different)
-
-
-@pytest.mark.long
-def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_path, monkeypatch):
-    whole = compared[1].outcomes[1][0]
-    run = replace(whole.run, run=tmp_path)
-    original = lm_module.random_pieces
-
-    def stopping(*args):
-        batch = original(*args)
-
-        def stop(step):
-            if step == 15:
-                raise KeyboardInterrupt
-            return batch(step)
-
-        return stop
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(lm_module, "random_pieces", stopping)
-        train(run, text)
-    resumed = train(run, text)
-    assert resumed.history == whole.history
-    again = train(run, text)
-    assert again.history == whole.history and again.ms_per_step == resumed.ms_per_step
 
 
 @pytest.mark.long

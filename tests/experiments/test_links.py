@@ -1,7 +1,6 @@
 """Link prediction, from the command line to the report."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,15 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments._seeds import Repeats
-from experiments.benchmarks._report import read_rows
-from experiments.links import __main__ as command_line
 from experiments.links import train as train_module
 from experiments.links.config import TrainConfig
 from experiments.links.data import links_of
 from experiments.links.sampled import SampledLoss, loader_of
 from experiments.links.setup import make_model, scores_of
-from experiments.links.train import train, train_all
+from experiments.links.train import train
 from experiments.links.trivial import trivial_scores
 from jaxgnn import datasets
 
@@ -71,24 +67,6 @@ def test_a_run_learns_and_writes_its_scores_curves_and_report(trained):
     assert (folder / "curves.png").exists()
     for name in ("common neighbours", "Adamic-Adar", "preferential attachment", "cosine"):
         assert name in page
-
-
-@pytest.mark.long
-def test_a_run_that_was_stopped_resumes_to_the_same_result(tiny, trained, tmp_path, monkeypatch):
-    config, calls = _config(tmp_path), []
-
-    class Stopping(train_module.Scores):
-        def __call__(self, model):
-            calls.append(model)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return super().__call__(model)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_module, "Scores", Stopping)
-        train(config, tiny)
-    resumed = train(config, tiny)
-    assert resumed.history == trained[1].history and resumed.test == trained[1].test
 
 
 def test_no_part_is_asked_for_what_it_has_seen(tiny, tmp_path):
@@ -164,23 +142,6 @@ def test_methods_without_a_network_score_as_their_formulas_say(tiny, tmp_path):
 def test_other_networks_decoders_and_negatives_run(options, tiny, tmp_path):
     outcome = train(_config(tmp_path, epochs=2, eval_every=0, **options), tiny)
     assert np.isfinite(list(outcome.test.values())).all()
-
-
-@pytest.mark.long
-def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypatch, capsys, tiny):
-    monkeypatch.setattr(train_module, "load", lambda config: tiny)
-    config = _config(tmp_path, epochs=1, eval_every=0)
-    monkeypatch.setattr(train_module, "RESULTS", tmp_path / "rows.jsonl")
-    outcomes = train_all(config, Repeats((0, 1)), commit_results=True)
-    *_, row = read_rows(tmp_path / "rows.jsonl")
-    assert row["method"] == config.label() and row["seeds"] == [0, 1]
-    assert row["ROC-AUC"] == [outcome.test["ROC-AUC"] for outcome in outcomes]
-    assert not row["read_validation"] and row["device"] and "commit" in row
-    assert {path.name for path in config.run.iterdir()} == {
-        f"gcn-relu-dot-seed{seed}" for seed in (0, 1)
-    }
-    assert outcomes[0].test != outcomes[1].test
-    assert "mean ± standard deviation (number of seeds), seeds 0 1" in capsys.readouterr().out
 
 
 def test_sampled_steps_predict_edges_that_they_do_not_read(tiny, tmp_path):
@@ -260,19 +221,3 @@ def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name
     with pytest.raises(ValueError, match=message):
         train(_config(tmp_path, **options), tiny)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
-    given = []
-    monkeypatch.setattr(
-        "experiments.links.train.train_all",
-        lambda *options, commit_results: given.append((*options, commit_results)),
-    )
-    arguments = ["links", "train", "--model", "sage", "--seeds", "0", "1", "--run", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", arguments)
-    command_line.main()
-    assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)), False)]
-    monkeypatch.undo()
-    monkeypatch.setattr("sys.argv", ["links", "train", "--dataset", "nowhere"])
-    with pytest.raises(SystemExit, match="error: train: --dataset must be one of cora, citeseer"):
-        command_line.main()

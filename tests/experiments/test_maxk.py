@@ -267,18 +267,6 @@ def test_profiling_writes_forward_and_backward_milliseconds(tiny, tmp_path, caps
     assert "aggregation an epoch: forward ms" in capsys.readouterr().out
 
 
-@pytest.mark.long
-def test_a_finished_run_resumes_to_the_same_result_and_fresh_starts_over(tiny, tmp_path):
-    config = _config(tmp_path)
-    first = train(config, tiny)
-    again = train(config, tiny)
-    assert again.history == first.history
-    assert again.ms_per_epoch == first.ms_per_epoch
-    fresh = train(replace(config, fresh=True), tiny)
-    assert fresh.history == first.history
-    assert fresh.ms_per_epoch is not None
-
-
 def test_fresh_refuses_to_delete_what_is_not_a_run(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/thesis.tex").write_text("precious")

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from experiments._seeds import paired
-from experiments._text import ngram_loss
+from experiments._text import all_pieces, ngram_loss, random_pieces
 from experiments.mhc import __main__ as command_line
 from experiments.mhc import deep as deep_module
-from experiments.mhc import train as train_module
 from experiments.mhc.compare import _num_parameters, compare, variants_of
 from experiments.mhc.config import DeepConfig, TrainConfig
-from experiments.mhc.data import all_pieces, random_pieces
 from experiments.mhc.deep import deep
 from experiments.mhc.train import train
 from jaxgnn.datasets import TextDataset, pydoc_text
@@ -114,33 +112,6 @@ def test_counts_of_bytes_predict_as_their_formula_says():
     assert ngram_loss(dataset, 1) == pytest.approx(-np.mean(np.log([alone[0], after])))
     losses = [ngram_loss(pydoc_text(), order) for order in (0, 2)]
     assert losses[1] < losses[0] < math.log(256)
-
-
-@pytest.mark.long
-def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_path, monkeypatch):
-    whole = compared[1].outcomes[-1][0]
-
-    def stopping(*args):
-        batch = random_pieces(*args)
-
-        def stop(step):
-            if step == 25:
-                raise KeyboardInterrupt
-            return batch(step)
-
-        return stop
-
-    config = _config(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_module, "random_pieces", stopping)
-        train(config, text)
-    resumed = train(config, text)
-    assert resumed.history == whole.history
-    assert resumed.validation == whole.validation
-    again = train(config, text)
-    assert again.history == whole.history and again.ms_per_step == resumed.ms_per_step
-    fresh = train(replace(config, fresh=True), text)
-    assert fresh.history == whole.history and fresh.ms_per_step is not None
 
 
 BAD = {

@@ -13,10 +13,9 @@ from experiments.benchmarks._report import header, line
 from experiments.mlp import __main__ as command_line
 from experiments.mlp import bench as bench_module
 from experiments.mlp import validate as validate_module
-from experiments.mlp.baselines import majority_accuracy, neighbour_accuracy
 from experiments.mlp.bench import bench
 from experiments.mlp.config import NETWORKS, BenchConfig, Network, ValidateConfig
-from experiments.mlp.data import enlarge
+from experiments.mlp.data import enlarge, majority_accuracy, neighbour_accuracy
 from experiments.mlp.differences import largest_difference
 from experiments.mlp.validate import validate
 from jaxgnn import ops

@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments._seeds import Repeats
-from experiments.benchmarks._report import read_rows
-from experiments.molecules import __main__ as command_line
-from experiments.molecules import train as train_module
 from experiments.molecules.baseline import PairPotential, species_energies
 from experiments.molecules.config import NAMES, TrainConfig
 from experiments.molecules.data import Batches, load, split_of
 from experiments.molecules.dynamics import calmest, run_dynamics
 from experiments.molecules.errors import Errors, Prediction
-from experiments.molecules.networks import force_scale, potential_of
-from experiments.molecules.setup import Loss
-from experiments.molecules.train import train, train_all, trivial_predictions
+from experiments.molecules.setup import Loss, force_scale, potential_of
+from experiments.molecules.train import train, trivial_predictions
 from jaxgnn import datasets, models
 
 
@@ -90,38 +85,6 @@ def test_a_potential_learns_forces_and_does_not_if_they_are_shuffled(tmp_path, s
     outcome = train(replace(config, learning_rate=0.01, dynamics=0))
     zero, found = outcome.errors["energies of species"].forces, outcome.test.forces
     assert (found > 0.9 * zero) if shuffled else (found < 0.5 * zero)
-
-
-@pytest.mark.long
-def test_a_run_that_was_stopped_resumes_to_the_same_result(tmp_path, monkeypatch, capsys):
-    config, calls = _config(tmp_path), []
-
-    class Stopping(train_module.Scores):
-        def __call__(self, model):
-            calls.append(model)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return super().__call__(model)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_module, "Scores", Stopping)
-        train(config)
-    resumed, whole = train(config), train(replace(config, run=tmp_path / "other"))
-    assert resumed.history == whole.history and resumed.errors == whole.errors
-    assert "total energy drifts by" in capsys.readouterr().out
-    np.testing.assert_array_equal(resumed.trajectory.total, whole.trajectory.total)
-
-
-@pytest.mark.long
-def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train_module, "RESULTS", tmp_path / "rows.jsonl")
-    config = _config(tmp_path, steps=2)
-    outcomes = train_all(config, Repeats((0, 1)), commit_results=True)
-    *_, row = read_rows(tmp_path / "rows.jsonl")
-    assert row["method"] == "SchNet" and row["seeds"] == [0, 1] and len(row["drift"]) == 2
-    assert row["forces"] == [outcome.test.forces for outcome in outcomes]
-    assert {path.name for path in config.run.iterdir()} == {"schnet-seed0", "schnet-seed1"}
-    assert "mean ± standard deviation (number of seeds), seeds 0 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -277,19 +240,3 @@ def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name
     with pytest.raises(ValueError, match=f"train: {message}"):
         train(_config(tmp_path, **options))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
-    given = []
-    monkeypatch.setattr(
-        "experiments.molecules.train.train_all",
-        lambda *options, commit_results: given.append((*options, commit_results)),
-    )
-    line = ["molecules", "train", "--system", "argon", "--seeds", "0", "1", "--run", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", line)
-    command_line.main()
-    config = replace(TrainConfig(), system="argon", run=tmp_path)
-    assert given == [(config, Repeats((0, 1)), False)]
-    monkeypatch.setattr("sys.argv", ["molecules", "train", "--data", str(tmp_path / "a.cif")])
-    with pytest.raises(SystemExit, match=r"error: train: --data must be a file that ends in .ext"):
-        command_line.main()

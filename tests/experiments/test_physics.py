@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments._seeds import Repeats
-from experiments.benchmarks._report import read_rows
-from experiments.physics import __main__ as command_line
 from experiments.physics import draw, rollout, setup
-from experiments.physics import train as train_module
 from experiments.physics.config import DrawConfig, RolloutConfig, TrainConfig
 from experiments.physics.data import World, on_device, simulate
 from experiments.physics.errors import errors_of, trivial_errors
-from experiments.physics.train import train, train_all
+from experiments.physics.train import train
 from jaxgnn import datasets
 from jaxgnn.training import RunFolder
 
@@ -99,42 +95,12 @@ def test_a_film_is_an_animation_or_a_strip(system, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_was_stopped_resumes_to_the_same_result(tmp_path, monkeypatch):
-    config, calls = _config(tmp_path), []
-
-    class Stopping(train_module.Scores):
-        def __call__(self, model):
-            calls.append(model)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return super().__call__(model)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_module, "Scores", Stopping)
-        train(config)
-    resumed, whole = train(config), train(replace(config, run=tmp_path / "other"))
-    assert resumed.history == whole.history and resumed.test.scores() == whole.test.scores()
-
-
-@pytest.mark.long
 def test_charges_are_trained_rolled_out_and_drawn(tmp_path):
     config = _config(tmp_path, system="charges", history=2, dtype="bfloat16")
     train(config)
     rollout.run(RolloutConfig(config.run, system="charges", frames=4, runs=1))
     draw.run(DrawConfig(config.run, frames=2))
     assert _frames(config.run / "rollout.gif") == 2
-
-
-@pytest.mark.long
-def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train_module, "RESULTS", tmp_path / "rows.jsonl")
-    config = _config(tmp_path, steps=2)
-    outcomes = train_all(config, Repeats((0, 1)), commit_results=True)
-    *_, row = read_rows(tmp_path / "rows.jsonl")
-    assert row["method"] == config.label() and row["seeds"] == [0, 1]
-    assert row["one_step"] == [outcome.test.one_step for outcome in outcomes]
-    assert {path.name for path in config.run.iterdir()} == {"seed0", "seed1"}
-    assert "mean ± standard deviation (number of seeds), seeds 0 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("system", ["springs", "charges"])
@@ -240,19 +206,3 @@ def test_a_rollout_of_something_else_is_refused(tmp_path):
         draw.run(DrawConfig(folder, out=tmp_path / "film.mp4"))
     with pytest.raises(ValueError, match="draw: --frames must be at least 2, got 1"):
         draw.run(DrawConfig(folder, frames=1))
-
-
-def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
-    given = []
-    monkeypatch.setattr(
-        "experiments.physics.train.train_all",
-        lambda *options, commit_results: given.append((*options, commit_results)),
-    )
-    line = ["physics", "train", "--system", "charges", "--seeds", "0", "1", "--run", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", line)
-    command_line.main()
-    config = replace(TrainConfig(), system="charges", run=tmp_path)
-    assert given == [(config, Repeats((0, 1)), False)]
-    monkeypatch.setattr("sys.argv", ["physics", "draw", "--run", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit, match="error: draw: --run must be the folder of a run"):
-        command_line.main()

@@ -12,7 +12,6 @@ import pytest
 from experiments._baselines import BaselineScore
 from experiments._seeds import Repeats
 from experiments.benchmarks._report import read_rows
-from experiments.relations import __main__ as command_line
 from experiments.relations import train as train_module
 from experiments.relations.beside import PERCEPTRON
 from experiments.relations.config import TrainConfig
@@ -127,7 +126,7 @@ def test_several_seeds_have_folders_of_their_own_and_stored_rows(tmp_path, monke
     assert folders == [config.run / "sage-seed0", config.run / "sage-seed1"]
     printed = capsys.readouterr().out
     assert "55.00 ± 7.07 (2)" in printed
-    assert "mean ± standard deviation (seeds), seeds 0 1" in printed
+    assert "mean ± standard deviation (number of seeds), seeds 0 1" in printed
 
 
 def test_every_type_of_nodes_receives_messages(tmp_path):
@@ -171,19 +170,3 @@ def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name
     with pytest.raises(ValueError, match=message):
         train(_config(tmp_path, **options))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
-    given = []
-    monkeypatch.setattr(
-        train_module,
-        "train_all",
-        lambda *options, commit_results: given.append((*options, commit_results)),
-    )
-    arguments = ["relations", "train", "--sample", "8", "4", "--seeds", "0", "1"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--run", str(tmp_path)])
-    command_line.main()
-    assert given == [(TrainConfig(sample=(8, 4), run=tmp_path), Repeats((0, 1)), False)]
-    monkeypatch.setattr("sys.argv", ["relations", "train", "--sample", "0"])
-    with pytest.raises(SystemExit, match="error: train: --sample must be positive numbers"):
-        command_line.main()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import tyro
 
-from experiments import _report
+from experiments import _runs
 from experiments.__main__ import main
 from experiments._options import Reporting, ReportOptions
-from experiments._report import finish
 from experiments._report_runs import report
+from experiments._runs import finish
 from jaxgnn.training import Table
 
 
@@ -182,7 +182,7 @@ def test_bytes_of_a_command_that_are_no_utf8_are_quoted_for_a_shell(monkeypatch)
     words = [b"caf\xe9", b"it's \\ \xff", "café €".encode(), b"-"]
     monkeypatch.setattr(sys, "argv", ["main.py", *map(os.fsdecode, words)])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    command = _report.this_command()
+    command = _runs.this_command()
     assert command == r"python main.py $'caf\xe9' $'it\'s \\ \xff' 'café €' -"
     bash = shutil.which("bash")
     if bash is not None:
@@ -197,9 +197,8 @@ def test_the_command_of_a_page_is_that_of_its_process(monkeypatch):
     spec = type("Spec", (), {"name": "experiments.maxk.__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec, raising=False)
     expected = "python -m experiments.maxk train --run 'my run' --k 8"
-    assert _report.this_command() == expected
+    assert _runs.this_command() == expected
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     assert (
-        _report.this_command()
-        == "python /x/experiments/maxk/__main__.py train --run 'my run' --k 8"
+        _runs.this_command() == "python /x/experiments/maxk/__main__.py train --run 'my run' --k 8"
     )

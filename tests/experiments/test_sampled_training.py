@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.benchmarks._report import read_rows
-from experiments.benchmarks.sampled_training import SampledTrainingOptions, main
+from experiments.benchmarks.sampled_training import SampledTrainingOptions, main, thinned
 
 SMALL = {"nodes": 400, "edges": 4_000, "features": 8, "communities": 4, "hidden": 8, "layers": 1}
 SMALL |= {"k": 4, "seconds": 0.0, "batch_size": 100, "fanout": 3}
@@ -23,6 +23,15 @@ def test_every_method_has_a_row_and_a_curve(methods, tmp_path):
         methods
     )
     assert (tmp_path / "sampled_training.png").stat().st_size > 10_000
+
+
+def test_a_stored_curve_keeps_its_first_its_last_and_its_best_point():
+    curve = [{"epoch": epoch, "validation accuracy": 0.5} for epoch in range(1, 1001)]
+    curve[706]["validation accuracy"] = 0.9
+    epochs = [point["epoch"] for point in thinned(curve)]
+    assert len(epochs) <= 40 and epochs == sorted(epochs)
+    assert {1, 707, 1000} <= set(epochs)
+    assert thinned(curve[:40]) == curve[:40]
 
 
 @pytest.mark.parametrize(

@@ -9,36 +9,23 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, ops
+from jaxgnn._codegen.radial_weights import RadialWeights
+from jaxgnn._codegen.tensor_product import source
 from jaxgnn._ffi import _launch, _library, _nvrtc
 from jaxgnn._ffi import generated_tensor_product_sum as calls
-from jaxgnn._ffi._made_weights_source import MadeWeights
-from jaxgnn._ffi._tensor_product_source import source
-from jaxgnn.equivariant import TensorProduct, separate_paths
+from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.ops._equivariant import layer_products
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._equivariant.tensor_product_sum import SUM
 from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_close, random_array, to_float64
+from tests.codegen._products import PRODUCTS
 from tests.ffi import _emulator as emulator
 
 KINDS = "rows", "columns", "weights", "harmonics"
 CAPABILITIES = 75, 80, 89, 90, 100, 120
 TANGENTS = "rows_tangent", "columns_tangent", "weights_tangent"
-PRODUCTS = {
-    # Several paths to an entry of the result, from several entries; one entry that none reads.
-    "sums": TensorProduct.of(
-        "3x0e+33x1o+3x2e+7x0o",
-        "0e+1o+2e+3o",
-        "3x0e+33x1o+3x2e",
-        [(0, 0, 0), (1, 0, 1), (1, 2, 1), (2, 0, 2), (2, 2, 2), (0, 2, 2), (2, 2, 0)],
-    ),
-    "apart": separate_paths("40x0e+1x1o+7x2e+7x3o", "0e+1o+2e+3o", keep="0e+1o+2e+3o"),
-    "scalars": TensorProduct.of("1x0e", "0e", "1x0e"),
-    # More numbers than a lane keeps at once: several passes, and several kernels of an entry.
-    "wide": separate_paths("2x3o+2x4e", "0e+1o+2e+3o+4e", keep="0e+1o+2e+3o+4e+1e+2o+3e+4o"),
-    "two of a degree": TensorProduct.of("5x1o", "1o+0e+1o", "5x0e+5x1o+5x2e"),
-}
 # Rows without edges, of a part of a tile and of three tiles, and two padding slots.
 GRAPH = CSRGraph.from_edges(
     [0, 1, 2, 3, 0, 1, *(i % 4 for i in range(35)), 2, 2],
@@ -62,8 +49,8 @@ def _sources(name):
     sources = {kind: source(product, kind) for kind in (*KINDS, *TANGENTS)}
     for kind in ("rows", "columns", "harmonics"):
         for products in (1, 3):
-            made = MadeWeights(_features(name), products, EMULATED_BLOCKS)
-            sources[f"{kind}_made_{products}"] = source(product, kind, made)
+            radial = RadialWeights(_features(name), products, EMULATED_BLOCKS)
+            sources[f"{kind}_radial_{products}"] = source(product, kind, radial)
     for paths in layer_products.parts(product):
         key = "weights_of_" + "_".join(map(str, paths))
         sources[key] = source(product, "weights", None, paths)
@@ -72,10 +59,10 @@ def _sources(name):
 
 def _key(program):
     """The name of a program's source in the emulator's library."""
-    kind, *_, layer, own = program.partition(":")[2].split(";")
+    kind, *_, layer, paths = program.partition(":")[2].split(";")
     if layer:
-        return f"{kind}_made_{layer.split('-')[1]}"
-    return kind + (f"_of_{own.replace(',', '_')}" if own else "")
+        return f"{kind}_radial_{layer.split('-')[1]}"
+    return kind + (f"_of_{paths.replace(',', '_')}" if paths else "")
 
 
 @functools.cache
@@ -200,12 +187,6 @@ def test_kernels_of_tangents_compute_the_derivative(name, kind, emulated):
         ]
         expected = jax.jvp(lambda *a: plain(GRAPH, *a, **options), exact, tangents)[1]
     assert_close(actual, expected, reduction_length=40 * 7 * product.irreps_sh.dim)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, *TANGENTS])
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_tables_fit_the_shared_memory_of_gpus_since_capability_8(name, kind):
-    assert max(one.shared_bytes for one in source(PRODUCTS[name], kind).launches) <= 99 * 1024
 
 
 def _layer(name, precision):
@@ -352,14 +333,3 @@ def test_kernels_make_weights_on_request_or_if_all_would_take_much_memory(
     (program,) = re.findall(r'program = "tensor_product_sum:rows;([^"]+)"', lowered)
     makes = recompute or (recompute is None and edges == MANY)
     assert program.endswith(";20-3-264;" if makes else ";;")
-
-
-def test_names_of_programs_say_how_to_make_them():
-    for product in PRODUCTS.values():
-        for options in (
-            (None, None),
-            (MadeWeights(20, 3, 8), None),
-            (None, (0, len(product.paths) - 1)),
-        ):
-            made = calls._source_of(calls._described(product, "weights", *options))
-            assert made is source(product, "weights", *options)

@@ -39,13 +39,11 @@ SHAPES = [
 # Widths that clusters of 3, 4, 6, 7 and 8 blocks share, in bfloat16.
 CLUSTERS = [(5000, 4, 960), (700, 4, 1024), (700, 4, 1344), (700, 4, 1792), (5000, 4, 2560)]
 # Tokens in groups of eight, whose backward pass tensor cores make of slices of 64 columns.
-SLICES = [(9000, 4, 1280), (72, 4, 64), (4104, 2, 320), (16384, 4, 512)]
+SLICES = [(9000, 4, 1280), (72, 4, 64), (4104, 4, 320), (16384, 4, 512)]
 # Tokens too wide for clusters, forward in two passes: half a block without tokens, and shares.
 WIDE = [(72, 4, 8192), (4104, 4, 4160)]
-# In bfloat16 only four streams have a kernel that does not round the gradient between the two ops.
-BOUNDARIES = [(*shape, "float32") for shape in SHAPES]
-BOUNDARIES += [(*shape, "bfloat16") for shape in SHAPES + CLUSTERS + SLICES + WIDE if shape[1] == 4]
-BOUNDARIES += [(1024, 4, 4096, "bfloat16")]
+# Kernels of projections support four streams of bfloat16. Odd tokens are padded backward.
+PROJECTED = [shape for shape in SHAPES + CLUSTERS + SLICES + WIDE if shape[1] == 4]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,12 +73,9 @@ def _assert_all_close(actual, expected, length):
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
-@pytest.mark.parametrize(
-    "tokens, n, dim, dtype",
-    [*((*shape, dtype) for shape in SHAPES for dtype in DTYPES)]
-    + [(*shape, "bfloat16") for shape in CLUSTERS + SLICES + WIDE],
-)
-def test_pre_agrees_with_float64(tokens, n, dim, dtype, scale):
+@pytest.mark.parametrize("tokens, n, dim", PROJECTED)
+def test_pre_agrees_with_float64(tokens, n, dim, scale):
+    dtype = "bfloat16"
     inputs = streams((tokens,), n, dim, dtype, scale), *parameters(n, dim)
     cotangents = outputs((tokens,), n, dim, dtype)
     dx_streams = random_array((tokens, n, dim), dtype, seed=9)
@@ -115,14 +110,14 @@ def test_post_agrees_with_float64(tokens, n, dim, dtype, transposed):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("tokens, n, dim, dtype", BOUNDARIES)
-def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
+@pytest.mark.parametrize("tokens, n, dim", [*PROJECTED, (1024, 4, 4096)])
+def test_post_pre_agrees_with_float64(tokens, n, dim, transposed):
+    dtype = "bfloat16"
     inputs = streams((tokens,), n, dim, dtype), *outputs((tokens,), n, dim, dtype)
     weights = MHCParams(*parameters(n, dim))
     cotangents = random_array((tokens, n, dim), dtype, seed=9), *outputs((tokens,), n, dim, dtype)
     post_pre = functools.partial(ops.mhc_post_pre, transposed=transposed, **PRE, **PALLAS)
-    by_slices = dtype == "bfloat16" and tokens % 8 == 0  # then there are two orders of sums
-    for fixed in (False, True)[: 1 + by_slices]:
+    for fixed in (False, True):
         _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
         with deterministic(fixed):
             made, gradients = _with_gradients(post_pre, (*inputs, *weights), cotangents)
@@ -138,7 +133,7 @@ def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("tokens, n, dim", SLICES + WIDE)
+@pytest.mark.parametrize("tokens, n, dim", [*SLICES, *WIDE, (9001, 4, 1280), (1, 4, 64)])
 def test_linked_ends_of_a_layer_agree_with_float64(tokens, n, dim, transposed):
     x, weights = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim))
     cotangents = outputs((tokens,), n, dim, "bfloat16")
@@ -184,9 +179,7 @@ def _ops_apart(x, *parameters):
     return ops.mhc_post(x, jnp.sin(h_in), h_post, ops.sinkhorn(logits, **PALLAS), **PALLAS)
 
 
-@pytest.mark.parametrize(
-    "tokens, n, dim", [(65, 2, 128), (65, 4, 128), (65, 8, 128), (72, 4, 8192)]
-)
+@pytest.mark.parametrize("tokens, n, dim", [(65, 4, 128), (72, 4, 8192)])
 def test_what_is_not_finite_stays_with_its_token(tokens, n, dim):
     x, weights = streams((tokens,), n, dim, "bfloat16"), parameters(n, dim)
     bad = x.at[3, 0, 1].set(jnp.nan).at[64, 1, 127].set(jnp.inf)

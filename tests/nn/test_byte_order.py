@@ -25,6 +25,7 @@ def _swapped(tree):
     return jax.tree.map(swap, tree, is_leaf=lambda leaf: isinstance(leaf, GRAPHS))
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", LAYERS)
 def test_arrays_in_the_other_byte_order_are_traced_as_those_in_this_one(name):
     case = LAYERS[name]

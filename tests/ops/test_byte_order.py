@@ -16,6 +16,7 @@ def swapped(array):
     return array.astype(array.dtype.newbyteorder())
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("op, case", ALL)
 def test_arrays_in_the_other_byte_order_are_traced_as_those_in_this_one(op, case):
     function, tree = EAGER[op][case]

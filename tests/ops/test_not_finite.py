@@ -121,10 +121,10 @@ def _tokens(run, **shapes: tuple[int, ...]) -> Case:
     return Case(run, arrays, samples, slice(0, 2))
 
 
-def _mhc_case(run, *names: str, n: int = 4, dim: int) -> Case:
+def _mhc_case(run, *names: str, n: int = 4, dim: int, dtype: str) -> Case:
     phi, alpha, bias, gamma = _mhc.parameters(n, dim)
-    f, h_post, h_res = _mhc.outputs((5,), n, dim)
-    known = {"x": _mhc.streams((5,), n, dim), "f": f, "h_post": h_post, "h_res": h_res}
+    f, h_post, h_res = _mhc.outputs((5,), n, dim, dtype)
+    known = {"x": _mhc.streams((5,), n, dim, dtype), "f": f, "h_post": h_post, "h_res": h_res}
     known |= {"phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma}
     samples = {n: slice(0, 2) for n in names if n in ("x", "f", "h_post", "h_res")}
     return Case(run, {n: known[n] for n in names}, samples, slice(0, 2))
@@ -145,7 +145,9 @@ def _layer(**given):
 def _op_cases(width: int = 8) -> dict[str, Case]:
     """Those with an argument ``implementation``, of rows of this width, with some of their own."""
     of_graph = functools.partial(_of_graph, width=width)
-    mhc_case = functools.partial(_mhc_case, dim=2 * width)
+    # Kernels of projections need wide streams of bfloat16.
+    dtype = "bfloat16" if width >= 64 else "float32"
+    mhc_case = functools.partial(_mhc_case, dim=2 * width, dtype=dtype)
     made = {
         "spmm": of_graph(
             lambda x, weights, **how: ops.spmm(GRAPH.with_weights(weights), x, **how),

@@ -21,7 +21,6 @@ from pallas_kernels.maxk_spmm.backward import GradTile
 from pallas_kernels.maxk_spmm.edge_blocks import BlocksTile
 from pallas_kernels.maxk_spmm.maxk_spmm import ForwardTile
 from pallas_kernels.mhc.cluster.pre import MhcPreClusterTile
-from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.mhc.wide_sums import WideTile
 from tests.pallas_kernels._chips import H100
 
@@ -117,17 +116,12 @@ def test_what_fits_the_memory_of_a_large_chip_does_not_fit_a_small_one():
     assert DenseTile.choose(H100, stack(256, 256)) and not DenseTile.choose(small, stack(256, 256))
     assert WideTile.choose(small, 4096, 4, 7168, "bfloat16", posts=True) is None
     assert WideTile.choose(H100, 4096, 4, 7168, "bfloat16", posts=True)
-    form = Form(8, 1280, 4, adds=False)
-    assert StreamsTile.choose(H100, 4096, form).ahead > StreamsTile.choose(small, 4096, form).ahead
 
 
 @EACH
 def test_hyper_connections_keep_to_shared_memory(chip):
     if tile := MhcPreClusterTile.choose(chip, 16_384, 4, 1280, BFLOAT16):
         assert tile.shared_bytes(4) <= chip.shared_bytes
-    form = Form(4, 1280, 2, adds=False)
-    if tile := StreamsTile.choose(chip, 16_384, form):
-        assert form.shared_bytes(tile.entries, tile.ahead) <= chip.shared_bytes
 
 
 @EACH

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from jaxgnn.training import LoopConfig, RunFolder, fit, load_model
-from jaxgnn.training._digests import array_digests
+from jaxgnn.training._checkpoints import array_digests
 
 from .tiny_run import damaged, digest
 
@@ -96,7 +96,7 @@ def test_a_number_that_was_changed_is_named_by_its_array_also_at_a_resume(traine
         changed = json.loads(info.read_text())
         changed["digests"][item][name] = "0" * 64
         del changed["sha256"]
-        from jaxgnn.training._digests import json_digest
+        from jaxgnn.training._checkpoints import json_digest
 
         info.write_text(json.dumps({**changed, "sha256": json_digest(changed)}))
 

@@ -196,11 +196,15 @@ def _outcome(fault: Fault | None, tests: tuple[str, ...], cases: str) -> Outcome
 
 
 def _copy_sources(copy: Path) -> None:
-    """Copies the files that the tests need, and the compiled libraries next to their package."""
+    """Copies the files that the tests need, and the compiled libraries next to their package.
+
+    Bytecode of the checkout is copied with its sources, so that Python compiles only the file with
+    the fault: files keep their time, by which bytecode is found to be of this source.
+    """
     for part in COPIED:
         source = ROOT / part
         if source.is_dir():
-            shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, copy / part)
         else:
             shutil.copy2(source, copy / part)
     (copy / "sitecustomize.py").write_text(_SITECUSTOMIZE)
@@ -239,7 +243,6 @@ def _environment(copy: Path) -> dict[str, str]:
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(copy),
-        "PYTHONDONTWRITEBYTECODE": "1",
         # As in `make test`: kernels that a CPU interprets compile faster.
         "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
     }

@@ -83,8 +83,8 @@ def cora(
     edges = distinct_edges(cited, labels.size, both_directions=True)
     kept = np.ones(labels.size, bool)
     if largest_component:
-        kept = _in_largest_component(edges, labels.size)
-    number = np.cumsum(kept, dtype=np.int32) - 1  # of each kept paper
+        kept = _largest_component(edges, labels.size)
+    number = np.cumsum(kept, dtype=np.int32) - 1  # The new number of each kept paper.
     senders, receivers = number[edges[:, kept[edges[0]]]]
     if split == "shchur":
         parts: dict[str, Any] = class_split(labels[kept], *_SHCHUR, seed)
@@ -105,8 +105,8 @@ def cora(
     return dataset
 
 
-def _in_largest_component(edges: np.ndarray, papers: int) -> np.ndarray:
-    """Mask of the papers in the largest connected component: [papers] bool."""
+def _largest_component(edges: np.ndarray, papers: int) -> np.ndarray:
+    """Returns the mask of the papers in the largest connected component: [papers] bool."""
     adjacency = csr_array((np.ones(edges.shape[1], bool), tuple(edges)), (papers, papers))
     _, component = csgraph.connected_components(adjacency, directed=False)
     return component == np.bincount(component).argmax()

@@ -66,12 +66,12 @@ def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset
       ValueError: ``neighbors`` is less than 1 or not less than the number of images.
     """
     images, labels = _images_and_labels("digits_hypergraph")
-    own = np.arange(len(images), dtype=np.int32)
-    members = np.column_stack([own, _nearest("digits_hypergraph", images, neighbors)])
+    ids = np.arange(len(images), dtype=np.int32)
+    members = np.column_stack([ids, _nearest("digits_hypergraph", images, neighbors)])
     dataset = HypergraphDataset(
         name="digits",
         node_ids=members.astype(np.int32).ravel(),
-        hyperedge_ids=np.repeat(own, members.shape[1]),
+        hyperedge_ids=np.repeat(ids, members.shape[1]),
         num_hyperedges=len(images),
         features=(images / _MAX_PIXEL).astype(np.float32),
         labels=labels,
@@ -156,7 +156,7 @@ def _images_and_labels(where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(where: str, points: np.ndarray, count: int) -> np.ndarray:
-    """The ``count`` nearest others of each of [points, d]: [points, count]."""
+    """Returns the ``count`` nearest others of each of [points, d]: [points, count]."""
     nodes = points.shape[0]
     if not 1 <= count < nodes:
         raise ValueError(f"datasets.{where}: neighbors: expected 1 to {nodes - 1}, got {count}")

@@ -46,7 +46,7 @@ def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
 
     if not 0 < validation < 1:
         raise ValueError(f"datasets.pydoc_text: validation: expected in (0, 1), got {validation}")
-    documents = [text.encode() for text in _without_repeats(topics)]
+    documents = [text.encode() for text in _distinct_paragraphs(topics)]
     room = math.floor(exact_fraction(validation) * sum(map(len, documents)))
     parts: dict[str, list[bytes]] = {"train": [], "validation": []}
     for i in generator_of("datasets.pydoc_text", seed).permutation(len(documents)):
@@ -62,7 +62,7 @@ def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
     return TextDataset(name="pydoc", **arrays)
 
 
-def _without_repeats(topics: dict[str, str]) -> list[str]:
+def _distinct_paragraphs(topics: dict[str, str]) -> list[str]:
     """The topics by name; each paragraph is kept only at its first place, ignoring spaces."""
     seen: set[str] = set()
     documents = []

@@ -74,12 +74,12 @@ def parse_json(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         repeated = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"an object has the key {repeated[:80]!r} twice")
-    return found
+    return result
 
 
 def _no_constant(text: str) -> Never:
@@ -119,8 +119,8 @@ def read_csv(
         except BadFileError:
             raise
         except Exception as error:
-            found = _first_bad_line(path, dtype, columns)
-            raise bad_file(path, found or str(error) or repr(error)) from error
+            fault = _first_bad_line(path, dtype, columns)
+            raise bad_file(path, fault or str(error) or repr(error)) from error
     if columns is not None and table.shape[1] != columns:
         raise bad_file(path, f"line 1: expected {columns} columns, got {table.shape[1]}")
     return table
@@ -152,7 +152,7 @@ def csv_path(path: Path) -> Path:
 
 
 def existing_csv(path: Path, contents: str) -> Path:
-    """The file of ``csv_path``; raises FileNotFoundError if there is none."""
+    """Returns the file of ``csv_path``; raises FileNotFoundError if there is none."""
     file = csv_path(path)
     if not is_there(file):
         raise FileNotFoundError(f"no file {path} (nor {file.name}): expected {contents}")
@@ -226,17 +226,17 @@ def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
     if values.dtype.kind not in "iufb" or values.ndim != 2:
         got = f"{values.ndim}-d {values.dtype}"
         raise bad_file(path, f"expected {what} as a 2-d array of numbers, got {got}")
-    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
+    with np.errstate(over="ignore"):  # Validation reports inf.
         return values.astype(np.float32)
 
 
 def is_finite_float32(values: np.ndarray | float) -> bool:
-    """Whether all numbers are finite in float32, whose largest one is 3.4e38."""
+    """Returns whether all numbers are finite in float32, whose largest one is 3.4e38."""
     return bool((np.abs(values) <= np.finfo(np.float32).max).all())  # NaN compares false
 
 
 def _opened(path: Path) -> Any:
-    """A file of bytes, unpacked if its name ends in .gz."""
+    """Returns a file of bytes, unpacked if its name ends in .gz."""
     return (gzip.open if path.suffix == ".gz" else open)(path, "rb")
 
 
@@ -255,7 +255,7 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _count_lines(text: bytes) -> int:
-    """Number of ends of lines: of Unix or Windows, or of old Macs."""
+    """Returns the number of ends of lines: of Unix or Windows, or of old Macs."""
     return max(text.count(b"\n"), text.count(b"\r"))
 
 
@@ -292,7 +292,7 @@ def _piped(blocks: Iterator[bytes]) -> Generator[str]:
 
 
 def _feed(writing: int, blocks: Iterator[bytes]) -> None:
-    with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:  # broken by a bad cell
+    with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:  # A bad cell breaks it.
         pipe.writelines(blocks)
 
 
@@ -346,7 +346,7 @@ def _table_lines(path: Path, itemsize: int) -> Iterator[str]:
 
 
 def _is_number(cell: str, limits: np.iinfo | None) -> bool:
-    """Whether a text is a number: an integer within limits, or any number without them."""
+    """Returns whether a text is a number: an integer within limits, or any number without them."""
     try:
         if limits is not None:
             return limits.min <= whole_number(cell) <= limits.max

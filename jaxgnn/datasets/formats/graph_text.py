@@ -37,7 +37,7 @@ class TextTable:
 
 
 def text_suffix(path: Path) -> str:
-    """The suffix of a file's name, without that of a compressed file."""
+    """Returns the suffix of a file's name, without that of a compressed file."""
     return Path(path.name.removesuffix(".gz")).suffix
 
 
@@ -63,7 +63,7 @@ def read_table(
     with naming(path, "a table of text"):
         texts = [line.decode("utf-8") for line in read_text(path, contents).splitlines()]
     if texts:
-        texts[0] = texts[0].removeprefix("\ufeff")  # some programs write a byte-order mark
+        texts[0] = texts[0].removeprefix("\ufeff")  # Some programs write this mark.
     lines = [
         (number, text)
         for number, text in enumerate(texts, start=1)
@@ -72,7 +72,7 @@ def read_table(
     if not lines:
         raise bad_file(path, f"expected {contents}, but the file has none: it is empty")
     # None stands for blanks, and an empty text for none, where a line is a cell.
-    separator = next((found for found in _SEPARATORS if found in lines[0][1]), None)
+    separator = next((candidate for candidate in _SEPARATORS if candidate in lines[0][1]), None)
     if separator is None and columns == (1,):
         separator = ""
     elif separator is None and text_suffix(path) in _SEPARATED:

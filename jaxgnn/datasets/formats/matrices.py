@@ -55,7 +55,7 @@ def _layout(path: Path, names: frozenset[str]) -> str:
 
 
 def square_size(path: Path, shape: np.ndarray, matrix: str = "") -> int:
-    """Number of rows of a square matrix; ``matrix`` begins the message of an error."""
+    """Returns the number of rows of a square matrix; ``matrix`` begins the message of an error."""
     if shape.shape != (2,) or shape[0] != shape[1]:
         raise bad_file(path, f"{matrix}expected a square matrix, got shape {shape.tolist()[:5]}")
     size = int(to_int32(shape, path, "its shape")[0])
@@ -67,7 +67,7 @@ def square_size(path: Path, shape: np.ndarray, matrix: str = "") -> int:
 def rows_of_entries(
     path: Path, indptr: np.ndarray, rows: int, entries: int, matrix: str = ""
 ) -> np.ndarray:
-    """The row of each entry, int32 [entries], from row offsets [rows + 1]."""
+    """Returns the row of each entry, int32 [entries], from row offsets [rows + 1]."""
     if indptr.shape != (rows + 1,):
         raise bad_file(path, f"{matrix}expected {rows + 1} row offsets, got {indptr.shape}")
     if indptr.dtype.kind not in "iu":
@@ -79,7 +79,7 @@ def rows_of_entries(
 
 
 def _rise(indptr: np.ndarray, entries: int) -> bool:
-    """Whether row offsets rise from zero to the number of entries."""
+    """Returns whether row offsets rise from zero to the number of entries."""
     # Compared, not subtracted: differences of unsigned numbers are never negative.
     return indptr[0] == 0 and indptr[-1] == entries and not (indptr[1:] < indptr[:-1]).any()
 
@@ -104,7 +104,7 @@ def read_matrix(path: Path, what: str) -> np.ndarray:
 
 
 def _rows(path: Path, rows: list[Any] | tuple[Any, ...]) -> np.ndarray:
-    """A list of rows, each a list or an array of numbers."""
+    """Returns a list of rows, each a list or an array of numbers."""
     if not all(isinstance(row, list | tuple | StoredArray) for row in rows):
         raise bad_file(path, "expected features as a 2-d array of numbers, got a list of others")
     widths = set(map(length_of, rows))
@@ -119,7 +119,7 @@ def _rows(path: Path, rows: list[Any] | tuple[Any, ...]) -> np.ndarray:
         kinds = {values.dtype.kind} if isinstance(values, np.ndarray) else set(map(type, values))
         if not kinds <= _KINDS_OF_NUMBERS:
             raise bad_file(path, f"expected features as numbers, got others in row {number}")
-        with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
+        with np.errstate(over="ignore"):  # Validation reports inf.
             features[number] = np.asarray(values, None if isinstance(values, np.ndarray) else float)
     return features
 
@@ -153,16 +153,16 @@ def csr_to_dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
     if ((indices < 0) | (indices >= columns)).any():
         raise bad_file(path, f"not a csr_matrix: a column is not in [0, {columns})")
     require_room(path, rows * columns * np.dtype(np.float32).itemsize, "its dense matrix")
-    wide = data.astype(np.float64)  # so that repeated entries are added in float64
-    own = (wide, indices.astype(np.int64), indptr.astype(np.int64))
-    matrix = scipy.sparse.csr_array(own, shape=(rows, columns))
+    wide = data.astype(np.float64)  # Repeated entries are added up.
+    arrays = (wide, indices.astype(np.int64), indptr.astype(np.int64))
+    matrix = scipy.sparse.csr_array(arrays, shape=(rows, columns))
     matrix.sum_duplicates()
     with np.errstate(over="ignore"):
         return matrix.astype(np.float32).toarray()
 
 
 def length_of(stored: Any) -> int:
-    """Number of entries of a list, a set or an array; none for anything else."""
+    """Returns the number of entries of a list, a set or an array; none for anything else."""
     if isinstance(stored, StoredArray):
         return stored.value.shape[0] if stored.value.ndim else 0
     members = stored.members if isinstance(stored, StoredSet) else stored

@@ -11,7 +11,7 @@ from jaxgnn._arrays.npy_format import array_of, plain_dtype
 _ORDER = re.compile(r"[<>=|]")
 _STATE_OF_DTYPE = 8
 _STATE_OF_ARRAY = 5
-_SIZE_OF_ARRAY = 200  # bytes of the array object and its owner
+_SIZE_OF_ARRAY = 200  # Bytes of the array object and its owner.
 _CSR_FIELDS = ("_shape", "data", "indices", "indptr")
 
 
@@ -188,7 +188,7 @@ def _set(arguments: tuple[Any, ...], budget: Budget) -> StoredSet:
 
 
 def _default_dict(arguments: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
-    """An empty dict of lists; the default for missing keys is ignored."""
+    """Returns an empty dict of lists; the default for missing keys is ignored."""
     if len(arguments) > 1 or not all(_is_part(kind, "list") for kind in arguments):
         raise ValueError("expected a defaultdict of lists")
     budget.spend(_SIZE_OF_ARRAY)
@@ -203,7 +203,7 @@ def _no_bytes(arguments: tuple[Any, ...], budget: Budget) -> bytes:
 
 
 def _encode(arguments: tuple[Any, ...], budget: Budget) -> bytes:
-    """Bytes, in the form that Python 3 writes for Python 2."""
+    """Returns bytes, in the form that Python 3 writes for Python 2."""
     text, encoding = arguments
     if encoding != "latin1":
         raise Refused(f"the codec {encoding!r}")

@@ -28,10 +28,10 @@ from jaxgnn.datasets.formats.pickle_parts import (
 
 # Bytes of objects for each byte of the file. Numbers in a list take four, numpy's in a set nine.
 _GROWTH = 8
-_SLOT = 9  # bytes of a place in a list, including its spare capacity
-_ENTRY = 100  # bytes of a place in a dict while it grows
-_HEADER = 16  # bytes of the header of Python's garbage collector
-_LARGEST_SHARED = 256  # smaller integers exist only once
+_SLOT = 9  # Bytes of a place in a list, including its spare capacity.
+_ENTRY = 100  # Bytes of a place in a dict while it grows.
+_HEADER = 16  # Bytes of the header of Python's garbage collector.
+_LARGEST_SHARED = 256  # Smaller integers exist only once.
 
 _NEWEST = 5
 _WHOLE = re.compile(rb"(?P<number>[+-]?[0-9]{1,20})L?", re.ASCII)
@@ -293,7 +293,7 @@ class _Machine:
             raise ValueError(f"it adds {len(values)} keys and values to a {type(target).__name__}")
         self._budget.spend(_ENTRY * (len(values) // 2))
         for position in range(0, len(values), 2):
-            key = _with_plain_hash(values[position])
+            key = _require_plain_hash(values[position])
             if key in target:
                 raise ValueError(f"a dict has the key {key!r} twice")
             target[key] = values[position + 1]
@@ -337,7 +337,7 @@ class _Machine:
         target.build(state, self._budget)
 
 
-def _with_plain_hash(key: Any) -> Any:
+def _require_plain_hash(key: Any) -> Any:
     """Returns a key whose hash is cheap; deeply nested tuples would crash the process."""
     parts = key if type(key) is tuple else (key,)
     if not all(type(part) in (str, bytes, int, float, bool, type(None)) for part in parts):
@@ -346,20 +346,20 @@ def _with_plain_hash(key: Any) -> Any:
 
 
 def _matched(pattern: re.Pattern[bytes], text: bytes) -> bytes:
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         raise ValueError(f"expected a number, got {text[:40]!r}")
-    return found["number"]
+    return match["number"]
 
 
 def _long(data: bytes) -> int:
-    if len(data) > 9:  # 64 bits and a byte for the sign
+    if len(data) > 9:  # These are 64 bits and a byte for the sign.
         raise ValueError(f"expected integers of 64 bits, got one of {len(data)} bytes")
     return int.from_bytes(data, "little", signed=True)
 
 
 def _index(machine: _Machine) -> int:
-    """The number of an object in the memo, written as a line."""
+    """Returns the number of an object in the memo, written as a line."""
     return int(_matched(_INDEX, machine.line()))
 
 
@@ -379,9 +379,9 @@ def _quoted_line(machine: _Machine) -> None:
     line = machine.line()
     if len(line) < 2 or line[:1] not in (b"'", b'"') or line[-1:] != line[:1]:
         raise ValueError("expected a string in quotes")
-    for found in _ESCAPED.finditer(line):
-        if found[1] is None:
-            raise ValueError(f"expected an escape as Python 2 writes it at {found.start()}")
+    for match in _ESCAPED.finditer(line):
+        if match[1] is None:
+            raise ValueError(f"expected an escape as Python 2 writes it at {match.start()}")
     machine.make(codecs.escape_decode(line[1:-1])[0].decode("latin1"))
 
 

@@ -37,9 +37,9 @@ _DTYPES = {
     "ByteStorage": "|u1",
     "BoolStorage": "|b1",
 }
-_LENGTH = 8  # bytes of the int64 before the numbers
-_SIZE = 200  # bytes of an array object and its owner
-_MOST_DESCRIBED = 1 << 16  # bytes of the objects that describe a storage
+_LENGTH = 8  # Bytes of the int64 before the numbers.
+_SIZE = 200  # Bytes of an array object and its owner.
+_MOST_DESCRIBED = 1 << 16  # Bytes of the objects that describe a storage.
 
 
 def read_torch_numbers(path: Path, contents: str) -> Any:
@@ -57,14 +57,14 @@ def read_torch_numbers(path: Path, contents: str) -> Any:
 
 
 def _member(path: Path) -> bytes:
-    """The bytes of the pickle in an archive."""
+    """Returns the bytes of the pickle in an archive."""
     with naming(path, "an archive of torch"), opened_archive(path) as archive:
-        found = [i for i in archive.infolist() if i.filename.rpartition("/")[2] == "data.pkl"]
-        if len(found) != 1:
-            raise ValueError(f"expected one member data.pkl, got {len(found)}")
-        require_room(path, found[0].file_size, "its member data.pkl")
-        with archive.open(found[0]) as stream:
-            pickled = bytes(read_exactly(stream, found[0].file_size))
+        members = [i for i in archive.infolist() if i.filename.rpartition("/")[2] == "data.pkl"]
+        if len(members) != 1:
+            raise ValueError(f"expected one member data.pkl, got {len(members)}")
+        require_room(path, members[0].file_size, "its member data.pkl")
+        with archive.open(members[0]) as stream:
+            pickled = bytes(read_exactly(stream, members[0].file_size))
             if stream.read(1):  # reading to the end compares the checksum of the member
                 raise ValueError("its member data.pkl is longer than it says")
         return pickled
@@ -96,7 +96,7 @@ class _StorageFiles:
         if type(data) is not bytes:
             raise ValueError(f"expected the bytes of a storage, got a {type(data).__name__}")
         if self._beginning is None or not data.startswith(self._beginning):
-            self._beginning = data[: _after_machine(data)]
+            self._beginning = data[: _end_of_machine(data)]
         described, start = run_pickle(
             data, len(self._beginning), _KINDS, persistent=_described, most=_MOST_DESCRIBED
         )
@@ -112,7 +112,7 @@ class _StorageFiles:
         return _Storage(array_of(numbers, described.dtype, shape, columns_first=False))
 
 
-def _after_machine(data: bytes) -> int:
+def _end_of_machine(data: bytes) -> int:
     """End of the pickle that describes the writing machine, which must have our byte order."""
     if not data.startswith(_MAGIC):
         raise ValueError(f"a storage starts with {data[:8]!r}, as no file of torch does")
@@ -143,7 +143,7 @@ def _listed(name: str, arguments: tuple[Any, ...], budget: Budget) -> _Storage:
     if dtype.kind in "iu" and not set(map(type, numbers)) <= {int}:
         raise ValueError(f"expected a {name} of integers")
     budget.spend(_SIZE + len(numbers) * dtype.itemsize)
-    return _Storage(np.array(numbers, dtype))  # raises for integers that do not fit
+    return _Storage(np.array(numbers, dtype))  # Raises for integers that do not fit.
 
 
 def _tensor(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
@@ -170,7 +170,7 @@ def _tensor(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
 
 
 def _no_hooks(arguments: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
-    """An empty ordered dict, as the hooks of a tensor."""
+    """Returns an empty ordered dict, as the hooks of a tensor."""
     if arguments not in ((), ([],)):
         raise ValueError("expected an empty OrderedDict")
     budget.spend(_SIZE)

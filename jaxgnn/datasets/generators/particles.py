@@ -147,7 +147,7 @@ class _Laws:
 
 
 def _laws(fields: dict[str, Any]) -> _Laws:
-    """The laws of a system with springs, or of one with charges."""
+    """Returns the laws of a system with springs, or of one with charges."""
     masses = np.asarray(fields["masses"], np.float64)[..., None]
     if "senders" in fields:
         return _Laws(*_spring_laws(fields), masses, _FRICTION)
@@ -171,7 +171,7 @@ def _spring_laws(fields: dict[str, Any]) -> tuple[Callable, Callable]:
 
     def potential(x: np.ndarray) -> np.ndarray:
         stretched = apart(x)[1] - lengths
-        return 0.25 * np.sum(stiffness * stretched**2, axis=-1)  # each spring is listed twice
+        return 0.25 * np.sum(stiffness * stretched**2, axis=-1)  # Each spring is listed twice.
 
     return forces, potential
 
@@ -182,7 +182,7 @@ def _charge_laws(fields: dict[str, Any]) -> tuple[Callable, Callable]:
     products[:, *np.diag_indices(charges.shape[1])] = 0
 
     def apart(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        differences = x[:, :, None] - x[:, None, :]  # from the second to the first
+        differences = x[:, :, None] - x[:, None, :]  # Vectors from the second to the first.
         differences -= box * np.round(differences / box)
         closeness = 1 - np.sum(differences**2, axis=-1) / reach**2
         return differences, np.maximum(closeness, 0)
@@ -199,7 +199,7 @@ def _charge_laws(fields: dict[str, Any]) -> tuple[Callable, Callable]:
 
 
 def _simulate(laws: _Laws, start: tuple[np.ndarray, np.ndarray], frames: int) -> np.ndarray:
-    """Positions of the frames, [runs, frames, particles, 2], by the leapfrog method."""
+    """Returns positions of the frames, [runs, frames, particles, 2], by the leapfrog method."""
     x, v = start
     step = _INTERVAL / _SUBSTEPS
     decay = math.exp(-laws.friction * step)

@@ -67,7 +67,7 @@ def label(potential: Potential, positions: np.ndarray, cell: np.ndarray | None) 
 
 def find_neighbours(positions: np.ndarray, cell: np.ndarray | None, cutoff: float) -> Neighbours:
     """Compares all pairs of atoms, in all images within the cutoff."""
-    apart = positions[None] - positions[:, None]  # from the first to the second
+    apart = positions[None] - positions[:, None]  # Vectors from the first to the second.
     images = np.zeros((1, 3))
     if cell is not None:
         inverse = np.linalg.inv(cell)
@@ -79,7 +79,7 @@ def find_neighbours(positions: np.ndarray, cell: np.ndarray | None, cutoff: floa
     vectors = apart[:, :, None] + images  # [receivers, senders, images, 3]
     squares = np.sum(vectors**2, axis=-1)
     atoms = np.arange(len(positions))
-    squares[atoms, atoms, len(images) // 2] = np.inf  # an atom and itself
+    squares[atoms, atoms, len(images) // 2] = np.inf  # This excludes an atom and itself.
     receivers, senders, image = np.nonzero(squares < cutoff**2)
     return Neighbours(receivers, senders, vectors[receivers, senders, image], len(positions))
 
@@ -157,13 +157,13 @@ class StillingerWeber:
         return float(energy), (slope / r / 2)[:, None] * near.vectors
 
     def _angles(self, near: Neighbours) -> tuple[float, np.ndarray]:
-        """The same of all angles at each atom, by a table of its neighbours."""
+        """Returns the same of all angles at each atom, by a table of its neighbours."""
         counts = np.bincount(near.receivers, minlength=near.num_atoms)
         place = np.arange(len(near.receivers)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots = near.receivers, place
         vectors = np.zeros((near.num_atoms, counts.max(initial=0), 3))
         vectors[slots] = near.vectors
-        g = np.zeros(vectors.shape[:2])  # zero in empty slots
+        g = np.zeros(vectors.shape[:2])  # Empty slots keep zero.
         r = np.ones(vectors.shape[:2])
         r[slots] = np.linalg.norm(near.vectors, axis=-1)
         g[slots] = np.exp(self.angle_decay * self.sigma / (r[slots] - self.cutoff))

@@ -139,8 +139,8 @@ def _edges(
     by_group = np.argsort(senders, kind="stable")
     sizes = np.bincount(senders)
     starts = np.cumsum(sizes) - sizes
-    own = receivers[ends]
-    chosen = by_group[starts[own] + rng.integers(0, sizes[own])]
+    receivers_of_ends = receivers[ends]
+    chosen = by_group[starts[receivers_of_ends] + rng.integers(0, sizes[receivers_of_ends])]
     others = rng.integers(0, senders.size, ends.size)
     drawn = np.where(rng.random(ends.size) < fidelity, chosen, others)
     pairs = np.unique(ends * senders.size + drawn)
@@ -148,7 +148,7 @@ def _edges(
 
 
 def _features(rng: np.random.Generator, groups: np.ndarray, signal: float) -> np.ndarray:
-    """A centre for each group plus noise, float32 [nodes, features]."""
+    """Returns a centre for each group plus noise, float32 [nodes, features]."""
     centres = rng.standard_normal((int(groups.max()) + 1, _FEATURES))
     noise = rng.standard_normal((groups.size, _FEATURES))
     return ((signal / _FEATURES**0.5) * centres[groups] + noise).astype(np.float32)

@@ -161,7 +161,7 @@ def _structure(
     displacement: float,
     strain: float,
 ) -> Structure:
-    """A crystal or a cluster, strained and disordered, with its energy."""
+    """Returns a crystal or a cluster, strained and disordered, with its energy."""
     is_cluster = rng.random() < clusters
     positions = _crystal(material, repeats + is_cluster)
     if is_cluster:
@@ -183,7 +183,7 @@ def _structure(
 
 
 def _crystal(material: _Material, repeats: int) -> np.ndarray:
-    """Positions of a cube of some cells along each axis."""
+    """Returns positions of a cube of some cells along each axis."""
     corners = np.stack(np.meshgrid(*[np.arange(repeats)] * 3, indexing="ij"), axis=-1)
     return material.side * (corners.reshape(-1, 1, 3) + material.basis).reshape(-1, 3)
 

@@ -147,12 +147,12 @@ def _draw_pairs(
     draws = target
     for round_key in jax.random.split(key, _ROUNDS):
         first, second = _draw_ends(round_key, sizes, homophily, draws)
-        known = low.size
+        size = low.size
         low, high = _distinct(jnp.concatenate([low, first]), jnp.concatenate([high, second]))
         missing = target - low.size
         if missing <= _TOLERANCE * target:
             return low, high
-        accepted = (low.size - known) / draws
+        accepted = (low.size - size) / draws
         # Repeats become more likely with every round; the bound limits the device's memory.
         draws = min(int(missing / max(accepted, 0.1)) + 1, target)
     raise ValueError(

@@ -35,7 +35,7 @@ _VERSIONS = range(5, 10)
 _COLUMNS = ("id", "numbers", "positions", "cell", "pbc", "energy", "forces", "stress")
 _HEADER = b"SQLite format 3\x00"
 _TABLES = ("systems", "information")
-_LARGEST_VALUE = 10**9  # of SQLite itself
+_LARGEST_VALUE = 10**9  # The limit of SQLite itself.
 
 
 def read_ase(
@@ -70,7 +70,7 @@ def read_ase(
       FileNotFoundError: no file missing.db: expected a database of ASE
     """
     path = Path(path)
-    known = check_elements("read_ase", elements)
+    allowed = check_elements("read_ase", elements)
     check_missing("read_ase", missing)
     require_file(path, "a database of ASE")
     with path.open("rb") as file:
@@ -80,7 +80,7 @@ def read_ase(
         _check_schema(path, connection)
         _check_version(path, connection)
         rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM systems ORDER BY id")
-        structures = list(_structures(path, rows, known))
+        structures = list(_structures(path, rows, allowed))
     if not structures:
         raise bad_file(path, "expected at least one structure, got none")
     structures = settle_missing(path, structures, missing)
@@ -88,7 +88,7 @@ def read_ase(
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """The database, which is not written, and no value of which is larger than its file."""
+    """Returns the database, which is not written, and no value of which is larger than its file."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(path.stat().st_size, _LARGEST_VALUE))
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -120,15 +120,15 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
-    found = connection.execute("SELECT value FROM information WHERE name = 'version'").fetchone()
-    version = str(found[0]) if found else "none"
+    row = connection.execute("SELECT value FROM information WHERE name = 'version'").fetchone()
+    version = str(row[0]) if row else "none"
     if version not in map(str, _VERSIONS):
         first, last = _VERSIONS[0], _VERSIONS[-1]
         raise bad_file(path, f"expected version {first} to {last} of the format, got {version}")
 
 
 def _structures(
-    path: Path, rows: Iterator[tuple[Any, ...]], known: frozenset[str]
+    path: Path, rows: Iterator[tuple[Any, ...]], allowed: frozenset[str]
 ) -> Iterator[Structure]:
     seen = -math.inf
     for values in rows:
@@ -137,7 +137,7 @@ def _structures(
         if not isinstance(row["id"], int) or row["id"] <= seen:
             raise bad_file(path, f"expected a whole number as id, each once, got {row['id']!s:.80}")
         seen = row["id"]
-        yield _Row(path, row).structure(known)
+        yield _Row(path, row).structure(allowed)
 
 
 class _Row:
@@ -146,9 +146,9 @@ class _Row:
     def __init__(self, path: Path, values: dict[str, Any]):
         self._path, self._values = path, values
 
-    def structure(self, known: frozenset[str]) -> Structure:
+    def structure(self, allowed: frozenset[str]) -> Structure:
         """Checks and converts the columns."""
-        numbers = self._numbers(known)
+        numbers = self._numbers(allowed)
         atoms = (len(numbers), 3)
         cell, periodic = self._cell()
         stress = self._array("stress", (6,), (9,))
@@ -179,32 +179,32 @@ class _Row:
 
     def _array(self, column: str, *shapes: tuple[int, ...]) -> np.ndarray | None:
         """Finite numbers of one of some shapes."""
-        found = self._blob(column, "<f8")
-        if found is None:
+        array = self._blob(column, "<f8")
+        if array is None:
             return None
-        fitting = [shape for shape in shapes if np.prod(shape) == found.size]
+        fitting = [shape for shape in shapes if np.prod(shape) == array.size]
         if not fitting:
             expected = " or ".join(str(list(shape)) for shape in shapes)
-            raise self._bad(f"expected {column} of shape {expected}, got {found.size} numbers")
-        if not np.isfinite(found).all():
-            raise self._bad(f"expected finite {column}, got {found[~np.isfinite(found)][0]}")
-        return found.astype(np.float64).reshape(fitting[0])
+            raise self._bad(f"expected {column} of shape {expected}, got {array.size} numbers")
+        if not np.isfinite(array).all():
+            raise self._bad(f"expected finite {column}, got {array[~np.isfinite(array)][0]}")
+        return array.astype(np.float64).reshape(fitting[0])
 
     def _required(self, column: str, shape: tuple[int, ...]) -> np.ndarray:
-        found = self._array(column, shape)
-        if found is None:
+        array = self._array(column, shape)
+        if array is None:
             raise self._bad(f"expected {column}, got none")
-        return found
+        return array
 
-    def _numbers(self, known: frozenset[str]) -> np.ndarray:
+    def _numbers(self, allowed: frozenset[str]) -> np.ndarray:
         numbers = self._blob("numbers", "<i4")
         if numbers is None or not numbers.size:
             raise self._bad("expected at least one atom, got none")
         for number in np.unique(numbers).tolist():
             if not 0 < number < len(SYMBOLS):
                 raise self._bad(f"expected atomic numbers in 1..{len(SYMBOLS) - 1}, got {number}")
-            if SYMBOLS[number] not in known:
-                expected = expected_element(known, "an element")
+            if SYMBOLS[number] not in allowed:
+                expected = expected_element(allowed, "an element")
                 raise self._bad(f"expected {expected}, got {SYMBOLS[number]}")
         return numbers.astype(np.int64)
 

@@ -149,11 +149,11 @@ def read_extxyz(
       (('H', 'O'), [0, 1], [-1.5])
     """
     path = Path(path)
-    known = check_elements("read_extxyz", elements)
+    allowed = check_elements("read_extxyz", elements)
     check_missing("read_extxyz", missing)
     lines = read_text(path, "structures in extended XYZ format").splitlines()
     source = _Source(path, lines)
-    structures = list(_structures(source, _Names(energy, forces, stress, virial), known))
+    structures = list(_structures(source, _Names(energy, forces, stress, virial), allowed))
     if not structures:
         raise bad_file(path, "expected at least one structure, got an empty file")
     source.ignored.warn(path)
@@ -161,20 +161,20 @@ def read_extxyz(
     return join_structures(path.name, structures, elements)
 
 
-def _structures(source: _Source, names: _Names, known: frozenset[str]) -> Iterator[Structure]:
+def _structures(source: _Source, names: _Names, allowed: frozenset[str]) -> Iterator[Structure]:
     at, end = 1, len(source.lines)
     while at <= end:
         text = source.text(at).strip()
         if text:
             count = _count(source, at, text)
-            yield _structure(source, at, count, names, known)
+            yield _structure(source, at, count, names, allowed)
             at += count + 2
-        else:  # between structures, or at the end
+        else:  # The line is between structures, or at the end.
             at += 1
 
 
 def _count(source: _Source, at: int, text: str) -> int:
-    """The number of atoms of a structure whose lines are all there."""
+    """Returns the number of atoms of a structure whose lines are all there."""
     try:
         count = whole_number(text)
     except ValueError:
@@ -190,7 +190,7 @@ def _count(source: _Source, at: int, text: str) -> int:
 
 
 def _structure(
-    source: _Source, at: int, count: int, names: _Names, known: frozenset[str]
+    source: _Source, at: int, count: int, names: _Names, allowed: frozenset[str]
 ) -> Structure:
     line = _Line(source, at + 1)
     columns = _columns(line)
@@ -201,9 +201,9 @@ def _structure(
     if forces is None:
         line.note_near([column.name for column in columns], "forces", names)
     positions = _column(columns, lambda column: column.name.lower() in _POSITIONS)
-    assert positions is not None  # by _columns
+    assert positions is not None  # See _columns.
     return Structure(
-        numbers=_atomic_numbers(source, at + 2, rows, columns, known),
+        numbers=_atomic_numbers(source, at + 2, rows, columns, allowed),
         positions=_vectors(source, at + 2, rows, positions),
         cell=cell,
         periodic=periodic,
@@ -236,7 +236,7 @@ class _Line:
         return self._source.bad(self._at, message)
 
     def value(self, key: str, *, any_case: bool = False) -> str | None:
-        """The value of a key, or None."""
+        """Returns the value of a key, or None."""
         try:
             return self._pairs.value(key, any_case=any_case)
         except ValueError as error:
@@ -275,7 +275,7 @@ class _Line:
 
 
 def _cell(line: _Line) -> tuple[np.ndarray, np.ndarray]:
-    """The cell vectors as rows, and whether each is periodic."""
+    """Returns the cell vectors as rows, and whether each is periodic."""
     lattice, flags = (line.value(key, any_case=True) for key in ("Lattice", "pbc"))
     cell = np.zeros((3, 3))
     if lattice is None:
@@ -312,7 +312,7 @@ def _stress(line: _Line, names: _Names, cell: np.ndarray) -> np.ndarray | None:
 
 
 def _columns(line: _Line) -> list[_Column]:
-    """The columns of each property of atoms: ``species:S:1:pos:R:3``."""
+    """Returns the columns of each property of atoms: ``species:S:1:pos:R:3``."""
     text = line.value("Properties", any_case=True)
     text = _NO_PROPERTIES if text is None else text
 
@@ -341,7 +341,7 @@ def _column(columns: Sequence[_Column], is_wanted: Callable[[_Column], bool]) ->
 
 
 def _elements(columns: Sequence[_Column]) -> _Column | None:
-    """The property of symbols, otherwise that of atomic numbers; None without any."""
+    """Returns the property of symbols, otherwise that of atomic numbers; None without any."""
     symbols = _column(columns, lambda column: column.name.lower() in _SYMBOLS)
     if symbols is not None:
         return symbols
@@ -349,7 +349,7 @@ def _elements(columns: Sequence[_Column]) -> _Column | None:
 
 
 def _rows(source: _Source, start: int, count: int, width: int) -> list[list[str]]:
-    """The words of each atom's line."""
+    """Returns the words of each atom's line."""
     rows = [source.text(at).split() for at in range(start, start + count)]
     for at, row in enumerate(rows, start):
         if len(row) != width:
@@ -362,37 +362,37 @@ def _atomic_numbers(
     start: int,
     rows: list[list[str]],
     columns: Sequence[_Column],
-    known: frozenset[str],
+    allowed: frozenset[str],
 ) -> np.ndarray:
     elements = _elements(columns)
-    assert elements is not None  # by _columns
+    assert elements is not None  # See _columns.
     is_symbol, column = elements.name.lower() in _SYMBOLS, elements.start
     symbols = [row[column] for row in rows]
     if not is_symbol:
         of_numbers = {str(number): symbol for symbol, number in NUMBERS.items()}
         symbols = [of_numbers.get(word, word) for word in symbols]
     for at, symbol in enumerate(symbols, start):
-        if symbol not in known:
+        if symbol not in allowed:
             any_element = "a chemical symbol" if is_symbol else "an atomic number"
-            expected = expected_element(known, any_element)
+            expected = expected_element(allowed, any_element)
             raise source.bad(at, f"expected {expected}, got {symbol[:80]!r}", column + 1)
     return np.array([NUMBERS[symbol] for symbol in symbols])
 
 
 def _vectors(source: _Source, start: int, rows: list[list[str]], column: _Column) -> np.ndarray:
-    """A property of three finite numbers for each atom, float64 [atoms, 3]."""
+    """Returns a property of three finite numbers for each atom, float64 [atoms, 3]."""
     name, _, first, width = column
     if width != 3:
         raise source.bad(start - 1, f"Properties: expected 3 columns of {name}, got {width}")
-    found = np.empty((len(rows), 3))
+    vectors = np.empty((len(rows), 3))
     for atom, row in enumerate(rows):
         for axis in range(3):
             word = row[first + axis]
             try:
-                found[atom, axis] = real_number(word)
+                vectors[atom, axis] = real_number(word)
             except ValueError:
-                found[atom, axis] = np.nan
-            if not np.isfinite(found[atom, axis]):
+                vectors[atom, axis] = np.nan
+            if not np.isfinite(vectors[atom, axis]):
                 message = f"expected a finite number, got {word[:80]!r}"
                 raise source.bad(start + atom, message, first + axis + 1)
-    return found
+    return vectors

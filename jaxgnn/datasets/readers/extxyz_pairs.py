@@ -17,7 +17,7 @@ _PARTS_OF_KEY = re.compile(r"[^a-z]+")
 
 
 def _bracketed(opening: str, closing: str) -> re.Pattern[str]:
-    """A word in brackets, with up to two levels of brackets in it."""
+    """Returns a word in brackets, with up to two levels of brackets in it."""
     opening, closing = re.escape(opening), re.escape(closing)
     inner = rf"[^{opening}{closing}\\]|\\."
     for _ in range(2):
@@ -57,7 +57,7 @@ class Pairs:
         return cls(tuple(_split(text)) if "=" in text else ())
 
     def value(self, key: str, *, any_case: bool = False) -> str | None:
-        """The value of a key, or None; ValueError if it occurs with different values."""
+        """Returns the value of a key, or None; ValueError if it occurs with different values."""
         wanted = {name for name in self.keys if name == key}
         if any_case:
             wanted = {name for name in self.keys if name.lower() == key.lower()}
@@ -73,7 +73,7 @@ class Pairs:
 
 
 def words_of(value: str) -> list[str]:
-    """The words of an array: between blanks, commas and brackets, or in ASE's JSON."""
+    """Returns the words of an array: between blanks, commas and brackets, or in ASE's JSON."""
     return [word for word in _SEPARATORS.split(_JSON.sub("", value, count=1)) if word]
 
 
@@ -93,14 +93,14 @@ def near_names(names: Iterable[str], wanted: str) -> list[str]:
 
 
 def _parts(name: str) -> list[str]:
-    """The words of a name in small letters; an empty one if it has none."""
+    """Returns the words of a name in small letters; an empty one if it has none."""
     return [part for part in _PARTS_OF_KEY.split(name.lower()) if part] or [""]
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:
     place = _skip_blanks(text, 0)
     while place < len(text):
-        is_pair = text[place] != "="  # otherwise the line is decorated with them
+        is_pair = text[place] != "="  # Otherwise the line is decorated with them.
         key, place = _key(text, place) if is_pair else _plain(text, place)
         behind = _skip_blanks(text, place)
         if is_pair and behind < len(text) and text[behind] == "=":
@@ -112,17 +112,17 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _key(text: str, place: int) -> tuple[str, int]:
-    """The key that starts at a place, and the place behind it."""
+    """Returns the key that starts at a place, and the place behind it."""
     closed = _closed(text, place)
     if closed is not None:
         return closed
     match = _KEY.match(text, place)
-    assert match is not None  # as the place has neither a blank nor "="
+    assert match is not None  # The place has neither a blank nor "=".
     return _unescaped(match[0]), match.end()
 
 
 def _value(text: str, key: str, place: int) -> tuple[str, int]:
-    """The value that starts at a place behind "=", and the place behind it."""
+    """Returns the value that starts at a place behind "=", and the place behind it."""
     start = _skip_blanks(text, place)
     if start == len(text):
         return "", start
@@ -140,7 +140,7 @@ def _value(text: str, key: str, place: int) -> tuple[str, int]:
 
 
 def _is_key(text: str, place: int) -> bool:
-    """Whether the word at a place is the key of a pair."""
+    """Returns whether the word at a place is the key of a pair."""
     if text[place] == "=":
         return False
     behind = _skip_blanks(text, _key(text, place)[1])
@@ -156,7 +156,7 @@ def _closed(text: str, place: int) -> tuple[str, int] | None:
 
 def _plain(text: str, place: int) -> tuple[str, int]:
     match = _WORD.match(text, place)
-    assert match is not None  # as the place has no blank
+    assert match is not None  # The place has no blank.
     return _unescaped(match[0]), match.end()
 
 
@@ -166,5 +166,5 @@ def _unescaped(word: str) -> str:
 
 def _skip_blanks(text: str, place: int) -> int:
     match = _BLANKS.match(text, place)
-    assert match is not None  # of any length
+    assert match is not None  # It matches any length.
     return match.end()

@@ -120,7 +120,7 @@ def _published_split(path: Path) -> dict[str, np.ndarray]:
 
 
 def _integers(path: Path, what: str, stored: Any) -> np.ndarray:
-    """A list, set or array of integers as [n] int32; a set in ascending order."""
+    """Returns a list, set or array of integers as [n] int32; a set in ascending order."""
     if isinstance(stored, StoredArray):
         if stored.value.ndim != 1:
             got = f"shape {stored.value.shape}"
@@ -194,12 +194,12 @@ def read_hyperedge_text(
 
 
 def _only(folder: Path, stem: str) -> Path:
-    """The only file of a kind; if there is none, its default path."""
-    found = sorted(folder.glob(f"{stem}*.txt"))
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    """Returns the only file of a kind; if there is none, its default path."""
+    files = sorted(folder.glob(f"{stem}*.txt"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise bad_file(folder, f"expected one file {stem}*.txt, got {names}")
-    return found[0] if found else folder / f"{stem}.txt"
+    return files[0] if files else folder / f"{stem}.txt"
 
 
 def _rows(
@@ -255,5 +255,5 @@ def _features(path: Path, nodes: int) -> np.ndarray:
             raise bad_file(path, f"line {number}: expected {expected}, got {len(row)}")
     if len(rows) != nodes:
         raise bad_file(path, f"expected {nodes} lines, one for each label, got {len(rows)}")
-    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
+    with np.errstate(over="ignore"):  # Validation reports inf.
         return np.array(rows, np.float32)

@@ -86,7 +86,7 @@ def _edges(file: Path, names: frozenset[str]) -> tuple[np.ndarray, int]:
 
 
 def _features(file: Path, names: frozenset[str]) -> np.ndarray:
-    """The attributes of the nodes, float32 [nodes, features]."""
+    """Returns the attributes of the nodes, float32 [nodes, features]."""
     if "attr_matrix" in names:
         dense = read_npz(file, ("attr_matrix",), _CONTENTS)["attr_matrix"]
         return to_float32(dense, file, "attr_matrix")
@@ -108,7 +108,7 @@ def _labels(file: Path, names: frozenset[str], count: int) -> np.ndarray:
 
 
 def _sparse(file: Path, names: frozenset[str], matrix: str) -> dict[str, np.ndarray]:
-    """The parts of a sparse matrix by their names."""
+    """Returns the parts of a sparse matrix by their names."""
     for beginning in _BEGINNINGS:
         keys = {part: beginning.format(matrix) + part for part in _CSR}
         if names >= set(keys.values()):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxgnn._errors import bad_input
 from jaxgnn.datasets.formats.file_errors import (
     BadFileError,
     bad_file,
@@ -21,72 +19,18 @@ from jaxgnn.datasets.formats.files import csv_path, to_float32, to_int32
 from jaxgnn.datasets.formats.npy import read_npz
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.torch_file import read_torch_numbers
-from jaxgnn.datasets.readers.ogb_tables import (
+from jaxgnn.datasets.readers.ogb_folder import (
     SPLIT_FILES,
+    open_ogb,
     read_count,
-    read_ends,
     read_features,
     read_numbers_of_types,
+    read_one_graph,
 )
-from jaxgnn.datasets.records.record import Record
+from jaxgnn.datasets.records.links_dataset import LinksDataset, TriplesDataset
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LinksDataset(Record):
-    """One graph with a published split of its edges, for link prediction, as numpy arrays.
-
-    Attributes:
-      name: name of the data set.
-      num_nodes: number of nodes.
-      messages: senders and receivers of the training edges, which carry messages, int32 [2, edges];
-        both directions of each if the graph is undirected.
-      features: float32 [nodes, features], or None.
-      train: the training pairs to predict, int32 [2, pairs].
-      validation: the pairs for the validation, int32 [2, pairs].
-      test: the pairs for the test, int32 [2, pairs].
-      validation_negatives: pairs without an edge, int32 [2, pairs], among which all pairs are
-        ranked; or candidates for the receiver of each pair, int32 [pairs, candidates].
-      test_negatives: the same for the test.
-      train_negatives: pairs without an edge for training, int32 [2, pairs], or None.
-    """
-
-    name: str
-    num_nodes: int
-    messages: np.ndarray
-    features: np.ndarray | None
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-    validation_negatives: np.ndarray
-    test_negatives: np.ndarray
-    train_negatives: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """Properties of a data set that its folder does not contain.
-
-    Attributes:
-      split: name of the folder of the split.
-      both: whether the files list one direction of each edge of an undirected graph.
-      candidates: whether negatives are candidates for the receiver of each pair.
-      binary: whether the folder has arrays in .npz files and one file of the split, which also has
-        negative training pairs; the messages are then the training pairs.
-    """
-
-    split: str
-    both: bool = True
-    candidates: bool = False
-    binary: bool = False
-
-
-_RECIPES = {
-    "ogbl-ppa": _Recipe("throughput"),
-    "ogbl-collab": _Recipe("time"),
-    "ogbl-ddi": _Recipe("target"),
-    "ogbl-citation2": _Recipe("time", both=False, candidates=True),
-    "ogbl-vessel": _Recipe("random", binary=True),
-}
+# Type of all nodes of a graph without types.
+_ENTITY = "entity"
 
 
 def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
@@ -104,11 +48,7 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
     Returns:
       The data set, with OGB's split.
     """
-    if name not in _RECIPES:
-        raise bad_input("datasets.read_ogb_links", "name", f"one of {', '.join(_RECIPES)}", name)
-    recipe, folder = _RECIPES[name], Path(path)
-    raw, split = folder / "raw", folder / "split" / recipe.split
-    require_folder(raw, f"the {'arrays' if recipe.binary else 'csv files'} of {name}")
+    _, recipe, raw, split = open_ogb("read_ogb_links", path, name)
     require_folder(split, "split_dict.pt" if recipe.binary else "train.pt, valid.pt and test.pt")
     num_nodes, features, edges = (_read_arrays if recipe.binary else _read_tables)(raw)
     parts: dict[str, Any] = {}
@@ -127,23 +67,22 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
     return LinksDataset(
         name=name,
         num_nodes=num_nodes,
-        messages=np.concatenate([edges, edges[::-1]], axis=1) if recipe.both else edges,
+        messages=np.concatenate([edges, edges[::-1]], axis=1) if recipe.one_direction else edges,
         features=features,
         **parts,
     )
 
 
 def _read_tables(raw: Path) -> tuple[int, np.ndarray | None, np.ndarray]:
-    """The number of nodes, their features and the edges, from csv files."""
-    num_nodes = read_count(raw / "num-node-list.csv.gz", "nodes")
-    num_edges = read_count(raw / "num-edge-list.csv.gz", "edges")
-    edges, path = read_ends(raw / "edge.csv.gz", num_edges, num_nodes), raw / "node-feat.csv.gz"
+    """Reads the number of nodes, their features and the edges, from csv files."""
+    num_nodes, edges = read_one_graph(raw)
+    path = raw / "node-feat.csv.gz"
     features = read_features(path, num_nodes, "node") if is_there(csv_path(path)) else None
     return num_nodes, features, edges
 
 
 def _read_arrays(raw: Path) -> tuple[int, np.ndarray, None]:
-    """The number of nodes and their features, from an .npz file."""
+    """Reads the number of nodes and their features, from an .npz file."""
     path = raw / "data.npz"
     stored = read_npz(path, ("num_nodes_list", "node_feat"), "num_nodes_list and node_feat")
     counts = to_int32(stored["num_nodes_list"], path, "num_nodes_list").ravel()
@@ -167,10 +106,10 @@ class _Stored:
 
     def __init__(self, path: Path, arrays: Any):
         self.path = path
-        self.arrays = _as_dict(path, arrays, "arrays")
+        self.arrays = _require_dict(path, arrays, "arrays")
 
     def numbers(self, key: str, axes: int) -> np.ndarray:
-        """An array of whole numbers, int32."""
+        """Returns an array of whole numbers, int32."""
         stored = self.arrays.get(key)
         if not isinstance(stored, StoredArray):
             expected = f"an array {key!r} among {sorted(map(str, self.arrays))[:9]}"
@@ -182,7 +121,7 @@ class _Stored:
         return numbers
 
     def nodes(self, key: str, axes: int, limit: int | np.ndarray) -> np.ndarray:
-        """An array of nodes in [0, limit), int32."""
+        """Returns an array of nodes in [0, limit), int32."""
         nodes = self.numbers(key, axes)
         good = (nodes >= 0) & (nodes < limit)
         if not good.all():
@@ -201,17 +140,18 @@ class _Stored:
         return bad_file(self.path, f"expected {expected}, got {got}")
 
 
-def _as_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
+def _require_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
+    """Returns what a file holds, and raises unless it is a dict."""
     if not isinstance(stored, dict):
         raise bad_file(path, f"expected a dict of {what}, got a {type(stored).__name__}")
     return stored
 
 
 def _stored_parts(split: Path, *, together: bool = False) -> dict[str, _Stored]:
-    """The arrays of each part, from a file for each, or from one file of all."""
+    """Reads the arrays of each part, from a file for each, or from one file of all."""
     if together:
         path = split / "split_dict.pt"
-        parts = _as_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
+        parts = _require_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
         return {part: _Stored(path, parts.get(file)) for part, file in SPLIT_FILES.items()}
     paths = {part: split / f"{file}.pt" for part, file in SPLIT_FILES.items()}
     contents = "a dict of arrays: the edges of a part"
@@ -219,7 +159,7 @@ def _stored_parts(split: Path, *, together: bool = False) -> dict[str, _Stored]:
 
 
 def _pairs(stored: _Stored, key: str, num_nodes: int) -> np.ndarray:
-    """Pairs of nodes, int32 [2, pairs]."""
+    """Returns pairs of nodes, int32 [2, pairs]."""
     pairs = stored.nodes(key, 2, num_nodes)
     if pairs.shape[1] != 2:
         raise stored.fault(f"{key} of shape [pairs, 2]", pairs.shape)
@@ -227,7 +167,7 @@ def _pairs(stored: _Stored, key: str, num_nodes: int) -> np.ndarray:
 
 
 def _citations(stored: _Stored, num_nodes: int) -> np.ndarray:
-    """Sources and targets of pairs, int32 [2, pairs]."""
+    """Returns sources and targets of pairs, int32 [2, pairs]."""
     ends = [stored.nodes(key, 1, num_nodes) for key in ("source_node", "target_node")]
     if ends[0].size != ends[1].size:
         raise stored.fault(
@@ -237,61 +177,11 @@ def _citations(stored: _Stored, num_nodes: int) -> np.ndarray:
 
 
 def _candidates(stored: _Stored, num_nodes: int, count: int) -> np.ndarray:
-    """Candidates for the target of each pair, int32 [pairs, candidates]."""
+    """Returns candidates for the target of each pair, int32 [pairs, candidates]."""
     key = "target_node_neg"
-    found = stored.nodes(key, 2, num_nodes)
-    stored.require_size(key, len(found), count, "rows", "pairs")
-    return found
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TriplesDataset(Record):
-    """A knowledge graph, whose edges are triples of a head, a relation and a tail.
-
-    Nodes are numbered over all types, those of the first type first; ``first_of["drug"]`` is the
-    first drug. ``CSRGraph.from_edges(*train[[0, 2]], num_nodes)`` is the graph of the training,
-    in which heads are senders, and ``train[1]`` has the relation of each edge.
-
-    Attributes:
-      name: name of the data set.
-      num_nodes_of: number of nodes of each type, in the order of their numbers.
-      num_relations: number of relations.
-      train: training triples, int32 [3, triples]: head, relation, tail.
-      validation: validation triples.
-      test: test triples.
-      validation_heads: nodes among which the head of each validation triple is ranked, int32
-        [triples, candidates].
-      validation_tails: the same for its tail.
-      test_heads: the same for the heads of the test.
-      test_tails: the same for the tails of the test.
-    """
-
-    name: str
-    num_nodes_of: dict[str, int]
-    num_relations: int
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-    validation_heads: np.ndarray
-    validation_tails: np.ndarray
-    test_heads: np.ndarray
-    test_tails: np.ndarray
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of all types."""
-        return sum(self.num_nodes_of.values())
-
-    @property
-    def first_of(self) -> dict[str, int]:
-        """The first node of each type."""
-        ends = np.cumsum([0, *self.num_nodes_of.values()]).tolist()
-        return dict(zip(self.num_nodes_of, ends[:-1], strict=True))
-
-
-# The folder of the split, and whether nodes have types.
-_TRIPLES = {"ogbl-wikikg2": ("time", False), "ogbl-biokg": ("random", True)}
-_ENTITY = "entity"  # type of all nodes of a graph without types
+    nodes = stored.nodes(key, 2, num_nodes)
+    stored.require_size(key, len(nodes), count, "rows", "pairs")
+    return nodes
 
 
 def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
@@ -310,15 +200,12 @@ def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
     Returns:
       The data set, with OGB's split.
     """
-    if name not in _TRIPLES:
-        raise bad_input("datasets.read_ogb_triples", "name", f"one of {', '.join(_TRIPLES)}", name)
-    (split, is_typed), folder = _TRIPLES[name], Path(path)
-    require_folder(folder / "raw", f"the csv files of {name}")
-    require_folder(folder / "split" / split, "train.pt, valid.pt and test.pt")
-    num_nodes_of = _numbers_of_nodes(folder / "raw", is_typed=is_typed)
+    _, recipe, raw, split = open_ogb("read_ogb_triples", path, name)
+    require_folder(split, "train.pt, valid.pt and test.pt")
+    num_nodes_of = _numbers_of_nodes(raw, is_typed=recipe.typed)
     ranges = _Ranges(num_nodes_of)
     arrays: dict[str, Any] = {}
-    for part, stored in _stored_parts(folder / "split" / split).items():
+    for part, stored in _stored_parts(split).items():
         arrays[part] = _triples(stored, ranges)
         if part != "train":
             for end in ("head", "tail"):
@@ -328,17 +215,17 @@ def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
 
 
 def _numbers_of_nodes(raw: Path, *, is_typed: bool) -> dict[str, int]:
-    """The number of nodes of each type."""
+    """Reads the number of nodes of each type."""
     path = raw / ("num-node-dict.csv.gz" if is_typed else "num-node-list.csv.gz")
-    found = read_numbers_of_types(path) if is_typed else {_ENTITY: read_count(path, "nodes")}
-    if sum(found.values()) > np.iinfo(np.int32).max:
-        got = f"{sum(found.values())} nodes"
+    numbers = read_numbers_of_types(path) if is_typed else {_ENTITY: read_count(path, "nodes")}
+    if sum(numbers.values()) > np.iinfo(np.int32).max:
+        got = f"{sum(numbers.values())} nodes"
         raise bad_file(csv_path(path), f"expected no more nodes than int32 counts, got {got}")
-    return found
+    return numbers
 
 
 def _triples(stored: _Stored, ranges: _Ranges) -> np.ndarray:
-    """Heads, relations and tails, int32 [3, triples]."""
+    """Returns heads, relations and tails, int32 [3, triples]."""
     relations = stored.numbers("relation", 1)
     if (relations < 0).any():
         raise stored.fault("relation from 0 on", relations[int(np.argmax(relations < 0))])
@@ -373,7 +260,7 @@ class _Ranges:
         return (stored.nodes(key, axes, self._counts[types]) + self._first[types]).astype(np.int32)
 
     def _types(self, stored: _Stored, key: str) -> np.ndarray:
-        """The number of the type of each head or tail, [triples]."""
+        """Returns the number of the type of each head or tail, [triples]."""
         names = stored.arrays.get(key)
         if not isinstance(names, list) or not all(
             type(name) is str and name in self._numbers for name in names

@@ -85,14 +85,14 @@ def read_edges(
         for row in range(len(table.rows))
     ]
     values = np.array(numbers, np.float32).reshape(len(table.rows), len(columns))
-    made = _each_edge_once(pairs.T, values, nodes.count, directed, table)
-    return _named(made, values=made.features, names=list(columns.values()))
+    edges = _each_edge_once(pairs.T, values, nodes.count, directed, table)
+    return _named(edges, values=edges.features, names=list(columns.values()))
 
 
 def _columns_of_ends(table: TextTable) -> tuple[int, int]:
-    """The columns of the two nodes: those whose names say so, or the first two."""
-    found = [column for column, name in enumerate(table.header) if name in _ENDS]
-    return (found[0], found[1]) if len(found) == 2 else (0, 1)
+    """Returns the columns of the two nodes: those whose names say so, or the first two."""
+    columns = [column for column, name in enumerate(table.header) if name in _ENDS]
+    return (columns[0], columns[1]) if len(columns) == 2 else (0, 1)
 
 
 def _columns_of_numbers(
@@ -145,14 +145,14 @@ def _hint(table: TextTable, column: int) -> str:
     return f"a finite number of {name} (edge_columns leaves columns out)"
 
 
-def _named(made: Edges, values: np.ndarray | None, names: list[str]) -> Edges:
+def _named(edges: Edges, values: np.ndarray | None, names: list[str]) -> Edges:
     """Takes the weights out of the numbers; the others are features."""
     if values is None or not names:
-        return made._replace(features=None)
+        return edges._replace(features=None)
     of_weights = [place for place, name in enumerate(names) if name in _WEIGHTS][:1]
     rest = [place for place in range(len(names)) if place not in of_weights]
     return Edges(
-        made.ends,
+        edges.ends,
         weights=np.ascontiguousarray(values[:, of_weights[0]]) if of_weights else None,
         features=np.ascontiguousarray(values[:, rest]) if rest else None,
         names=tuple(names[place] for place in rest) or None,
@@ -166,7 +166,7 @@ def _each_edge_once(
     directed: bool,
     table: TextTable | None = None,
 ) -> Edges:
-    """Each edge once with its numbers; raises if its repeats have others."""
+    """Returns each edge once with its numbers; raises if its repeats have others."""
     if not values.size or table is None:
         return Edges(distinct_edges(pairs, count, both_directions=not directed))
     rows = np.arange(pairs.shape[1])
@@ -187,7 +187,7 @@ def _each_edge_once(
 
 
 def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:
-    """Whether the first row of edges names columns."""
+    """Returns whether the first row of edges names columns."""
     named = [cell.lower() in _ENDS for cell in first]
     if sum(named) == 2 and not any(map(is_number, first)):
         return True
@@ -200,7 +200,7 @@ def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:
 
 
 def _edge_array(path: Path, nodes: Nodes) -> Any:
-    """Ids of nodes, [2, edges] int32."""
+    """Returns ids of nodes, [2, edges] int32."""
     values = read_npy(path, "the edges of a graph, [2, edges] or [edges, 2]")
     if values.ndim != 2 or 2 not in values.shape or not values.size:
         raise bad_file(path, f"expected edges as [2, edges] or [edges, 2], got {values.shape}")

@@ -172,30 +172,30 @@ def _read_planetoid(path: Path, options: Mapping[str, Any], *, labelled: bool) -
 def _find_files(
     path: Path, labels: File | None, features: File | None, splits: File | Mapping[str, File] | None
 ) -> dict[str, Path]:
-    """The file of each field; ``features`` and all three parts are optional."""
+    """Returns the file of each field; ``features`` and all three parts are optional."""
     if not path.exists():
         raise FileNotFoundError(f"no folder or file {path}: expected a graph, as read_graph says")
     folder = path if path.is_dir() else path.parent
-    given: dict[str, File | None] = {"labels": labels, "features": features}
+    named: dict[str, File | None] = {"labels": labels, "features": features}
     if isinstance(splits, Mapping):
         if sorted(splits) != sorted(SPLITS):
             expected = f"a file for each of {', '.join(SPLITS)}"
             raise bad_input("datasets.read_graph", "splits", expected, sorted(splits))
-        given |= splits
+        named |= splits
     parts_folder = folder if splits is None or isinstance(splits, Mapping) else Path(splits)
-    found = {"edges": _beside(path, "edges") if path.is_dir() else path}
+    files = {"edges": _beside(path, "edges") if path.is_dir() else path}
     for field in ("labels", "features", *SPLITS):
-        own = given.get(field)
+        file = named.get(field)
         where = parts_folder if field in SPLITS else folder
-        file = Path(own) if own else _beside(where, field)
+        file = Path(file) if file else _beside(where, field)
         if field == "labels" and file is None:
             file = _beside(folder, "target")
         if file is not None:
-            found[field] = file
-    parts = [part for part in SPLITS if part in found]
+            files[field] = file
+    parts = [part for part in SPLITS if part in files]
     needed = ["edges", "labels", *(SPLITS if parts or splits is not None else ())]
     for field in needed:
-        file = found.get(field)
+        file = files.get(field)
         if file is None:
             where = parts_folder if field in SPLITS else folder
             beside = f", as there is one {parts[0]}.*" if field in SPLITS and parts else ""
@@ -203,16 +203,16 @@ def _find_files(
                 f"no file {where / field}.* ({', '.join(_SUFFIXES)}): expected one{beside}"
             )
         require_file(file, f"the {field} of a graph")
-    return {field: file for field, file in found.items() if file is not None}
+    return {field: file for field, file in files.items() if file is not None}
 
 
 def _beside(folder: Path, field: str) -> Path | None:
-    """The only file in a folder with the name of a field."""
+    """Returns the only file in a folder with the name of a field."""
     names = [f"{field}{suffix}{gz}" for suffix in _SUFFIXES for gz in ("", ".gz")]
-    found = [folder / name for name in names if is_there(folder / name)]
-    if len(found) > 1:
-        raise bad_file(folder, f"expected one file of {field}, got {' and '.join(map(str, found))}")
-    return found[0] if found else None
+    files = [folder / name for name in names if is_there(folder / name)]
+    if len(files) > 1:
+        raise bad_file(folder, f"expected one file of {field}, got {' and '.join(map(str, files))}")
+    return files[0] if files else None
 
 
 def _graph_name(path: Path) -> str:
@@ -258,10 +258,10 @@ def _check_part(
 
 def _random_parts(path: Path, labels: np.ndarray, seed: int) -> dict[str, Any]:
     """60, 20 and 20 % of the labelled nodes of each class."""
-    known = np.flatnonzero(labels >= 0)
-    parts = stratified_split(labels[known], _FRACTIONS, seed)
+    labelled = np.flatnonzero(labels >= 0)
+    parts = stratified_split(labels[labelled], _FRACTIONS, seed)
     empty = [part for part in SPLITS if not parts[part].size]
     if empty:
         expected = "labels for some nodes of each part, at least five of a class"
         raise bad_file(path, f"expected {expected}, got none for {empty[0]}; give files of parts")
-    return {part: known[ids].astype(np.int32) for part, ids in parts.items()}
+    return {part: labelled[ids].astype(np.int32) for part, ids in parts.items()}

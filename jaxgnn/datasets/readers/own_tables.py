@@ -35,29 +35,29 @@ class Headers:
     """Whether the first rows of files name columns: as the caller says, or as the rows look.
 
     Args:
-      given: True or False for all tables of text, a dictionary by field, or None.
+      header: True or False for all tables of text, a dictionary by field, or None.
       fields: the fields that have a file.
 
     Raises:
-      ValueError: if ``given`` is neither, or has an unknown field.
+      ValueError: if ``header`` is neither, or has an unknown field.
     """
 
-    def __init__(self, given: Any, fields: Sequence[str]):
-        by_field = dict(given) if isinstance(given, Mapping) else dict.fromkeys(fields, given)
+    def __init__(self, header: Any, fields: Sequence[str]):
+        by_field = dict(header) if isinstance(header, Mapping) else dict.fromkeys(fields, header)
         unknown = [field for field in by_field if field not in fields]
         if unknown or not all(value in (None, True, False) for value in by_field.values()):
             expected = f"True, False, None, or a dictionary of these by {', '.join(fields)}"
-            raise bad_input("datasets.read_graph", "header", expected, repr(given))
+            raise bad_input("datasets.read_graph", "header", expected, repr(header))
         self._by_field = by_field
 
     def is_open(self, field: str) -> bool:
-        """Whether the caller has not said it of this field."""
+        """Returns whether the caller has not decided if this field has a header."""
         return self._by_field.get(field) is None
 
     def of(self, field: str, heads: Heads) -> Heads:
-        """The answer of the caller, or ``heads``."""
-        given = self._by_field.get(field)
-        return heads if given is None else lambda first, rest: bool(given)
+        """Returns the answer of the caller, or ``heads``."""
+        answer = self._by_field.get(field)
+        return heads if answer is None else lambda first, rest: bool(answer)
 
 
 def say_inferred(path: Path, what: str, otherwise: str) -> None:
@@ -96,17 +96,17 @@ class Nodes:
         return node
 
     def find_all(self, path: Path, values: np.ndarray, what: str) -> np.ndarray:
-        """Ids of the nodes named by an array of numbers."""
+        """Returns ids of the nodes named by an array of numbers."""
         if not self.numbered:
             expected = f"a table of text, since {self.source.name} calls nodes by words"
             raise bad_file(path, f"expected {what} as {expected}, got an array")
         values = to_int32(values, path, what)
         if self.ids:
-            known = np.isin(values, list(self.ids))
+            is_node = np.isin(values, list(self.ids))
         else:
-            known = (values >= 0) & (values < self.count)
-        if not known.all():
-            position = np.unravel_index(int(np.argmin(known)), known.shape)
+            is_node = (values >= 0) & (values < self.count)
+        if not is_node.all():
+            position = np.unravel_index(int(np.argmin(is_node)), is_node.shape)
             where = ", ".join(map(str, position))
             raise bad_file(path, f"expected {self.expected()}, got {values[position]} at [{where}]")
         if not self.ids:
@@ -127,7 +127,7 @@ class Nodes:
 
 
 def read_labels(path: Path, headers: Headers) -> tuple[Nodes, list[str]]:
-    """The nodes, and the label of each as text."""
+    """Returns the nodes, and the label of each as text."""
     if text_suffix(path) == ".npy":
         values = read_npy(path, "the label of each node")
         if values.ndim != 1 or not values.size:
@@ -151,7 +151,7 @@ def read_labels(path: Path, headers: Headers) -> tuple[Nodes, list[str]]:
 
 
 def _heads_labels(first: list[str], rest: list[list[str]]) -> bool:
-    """Whether the first row of labels names columns."""
+    """Returns whether the first row of labels names columns."""
     if _names_labels(first):
         return True
     return not is_whole(first[0]) and bool(rest) and all(is_whole(row[0]) for row in rest)
@@ -169,7 +169,7 @@ def _require_no_blank(table: TextTable, expected: str) -> None:
 
 
 def _named_nodes(table: TextTable) -> Nodes:
-    """Nodes by the names in the first column."""
+    """Returns nodes by the names in the first column."""
     numbered = all(is_whole(row[0]) and abs(int(row[0])) <= _LARGEST_ID for row in table.rows)
     ids: dict[int | str, int] = {}
     for row, cells in enumerate(table.rows):
@@ -201,7 +201,7 @@ def number_classes(path: Path, texts: Sequence[str]) -> tuple[tuple[str, ...], n
 def read_features(
     path: Path | None, nodes: Nodes, headers: Headers, *, mapped: bool | None = False
 ) -> np.ndarray:
-    """Features of the nodes, [nodes, features] float32; one-hot ones without a file.
+    """Returns features of the nodes, [nodes, features] float32; one-hot ones without a file.
 
     Args:
       path: their file, or None.
@@ -244,7 +244,7 @@ def read_features(
 
 
 def _mapped(path: Path | None, nodes: Nodes) -> np.ndarray | None:
-    """The memory-mapped features; None if the file cannot be mapped."""
+    """Returns the memory-mapped features; None if the file cannot be mapped."""
     if path is None or text_suffix(path) != ".npy":
         return None
     values = map_npy(path, "the features of each node")
@@ -255,7 +255,7 @@ def _mapped(path: Path | None, nodes: Nodes) -> np.ndarray | None:
 
 
 def nodes_of_rows(table: TextTable, nodes: Nodes) -> list[int]:
-    """The node of each row, each node once."""
+    """Returns the node of each row, each node once."""
     order = [nodes.find(table, row, 0) for row in range(len(table.rows))]
     seen: set[int] = set()
     for row, node in enumerate(order):
@@ -285,7 +285,7 @@ def _coordinate_features(table: TextTable, nodes: Nodes) -> np.ndarray:
 
 
 def _feature(table: TextTable, row: int) -> int:
-    """The number of the feature in a row."""
+    """Returns the number of the feature in a row."""
     try:
         number = whole_number(table.rows[row][1])
     except ValueError:
@@ -298,7 +298,7 @@ def _feature(table: TextTable, row: int) -> int:
 def finite_number(
     table: TextTable, row: int, column: int, expected: str = "a finite number"
 ) -> float:
-    """The number in a cell; it must be finite in float32."""
+    """Returns the number in a cell; it must be finite in float32."""
     try:
         value = real_number(table.rows[row][column])
     except ValueError:
@@ -315,17 +315,17 @@ def _require_count(path: Path, rows: int, nodes: Nodes) -> None:
 
 
 def is_whole(cell: str) -> bool:
-    """Whether a cell is a whole number."""
+    """Returns whether a cell is a whole number."""
     return _parses(whole_number, cell)
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a number."""
+    """Returns whether a cell is a number."""
     return _parses(real_number, cell)
 
 
 def _heads_features(first: list[str], rest: list[list[str]]) -> bool:
-    """Whether the first row of features names columns: it has no number."""
+    """Returns whether the first row of features names columns: it has no number."""
     return not any(map(is_number, first))
 
 

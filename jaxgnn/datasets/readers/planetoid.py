@@ -49,15 +49,17 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     files = {part: prefix.with_name(f"{prefix.name}.{part}") for part in _PARTS}
     test = _test_nodes(files["test.index"])
     labelled, classes = _classes(files["ally"])
-    known, tested = read_matrix(files["allx"], "features"), read_matrix(files["tx"], "features")
+    training, tested = read_matrix(files["allx"], "features"), read_matrix(files["tx"], "features")
     test_labels, test_classes = _classes(files["ty"])
     train = _classes(files["y"])[0].size
-    _require(files["allx"], known.shape[0] == labelled.size, f"{labelled.size} rows", known.shape)
+    _require(
+        files["allx"], training.shape[0] == labelled.size, f"{labelled.size} rows", training.shape
+    )
     _require(files["ty"], test_classes == classes, f"{classes} columns", test_classes)
     expected = f"{test.size} rows, one a line of {files['test.index'].name}"
     _require(files["tx"], tested.shape[0] == test.size, expected, tested.shape)
     _require(files["ty"], test_labels.size == test.size, expected, test_labels.size)
-    width = known.shape[1]
+    width = training.shape[1]
     _require(files["tx"], tested.shape[1] == width, f"{width} columns", tested.shape[1])
     first = f"numbers from {labelled.size} on, behind the nodes of {files['allx'].name}"
     _require(files["test.index"], test.min() >= labelled.size, first, test.min())
@@ -65,10 +67,10 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     got = f"{train} training nodes, and {labelled.size} of {files['ally'].name}"
     _require(files["y"], train + _VALIDATION <= labelled.size, expected, got)
     count = int(test.max()) + 1
-    require_room(files["allx"], 4 * count * known.shape[1], "its features and those of the test")
-    features = np.zeros((count, known.shape[1]), np.float32)
+    require_room(files["allx"], 4 * count * training.shape[1], "its features and those of the test")
+    features = np.zeros((count, training.shape[1]), np.float32)
     labels = np.full(count, -1, np.int32)
-    features[: labelled.size], labels[: labelled.size] = known, labelled
+    features[: labelled.size], labels[: labelled.size] = training, labelled
     features[test], labels[test] = tested, test_labels
     senders, receivers = _edges(files["graph"], count)
     dataset = NodeDataset(
@@ -91,22 +93,22 @@ def planetoid_prefix(folder: Path) -> Path | None:
     """Common prefix of the files of the one data set in a folder; None if it has none."""
     if not folder.is_dir():
         return None
-    found = [
+    prefixes = [
         path for inner in (folder, folder / "raw") for path in sorted(inner.glob("ind.*.allx"))
     ]
-    return found[0].with_suffix("") if len(found) == 1 else None
+    return prefixes[0].with_suffix("") if len(prefixes) == 1 else None
 
 
 def _prefix(folder: Path, name: str | None) -> Path:
     """Common prefix of the paths of the files: the folder, ``ind.`` and the name."""
     require_folder(folder, "files like ind.cora.allx")
     if name is None:
-        found = planetoid_prefix(folder)
-        if found is None:
+        prefix = planetoid_prefix(folder)
+        if prefix is None:
             expected = "the file ind.*.allx of one data set, or its name, here or in raw"
             count = len([*folder.glob("ind.*.allx"), *folder.glob("raw/ind.*.allx")])
             raise FileNotFoundError(f"{folder}: expected {expected}, got {count} files ind.*.allx")
-        return found
+        return prefix
     stem = f"ind.{name.lower()}"
     of_name = [inner / "raw" for inner in folder.iterdir() if inner.name.lower() == name.lower()]
     for inner in (folder, folder / "raw", *of_name):
@@ -116,7 +118,7 @@ def _prefix(folder: Path, name: str | None) -> Path:
 
 
 def _test_nodes(path: Path) -> np.ndarray:
-    """The numbers of the test nodes, in the order of the files' rows."""
+    """Returns the numbers of the test nodes, in the order of the files' rows."""
     require_file(path, "a test node a line")
     nodes = read_csv(path, np.int32, "a test node a line", columns=1)[:, 0]
     _require(path, np.unique(nodes).size == nodes.size, "every node once", "one of them again")
@@ -127,7 +129,7 @@ def _test_nodes(path: Path) -> np.ndarray:
 
 
 def _classes(path: Path) -> tuple[np.ndarray, int]:
-    """The class of each node, -1 if it has none, and the number of classes."""
+    """Returns the class of each node, -1 if it has none, and the number of classes."""
     hot = read_matrix(path, "labels")
     sums = hot.sum(axis=1)
     good = np.isin(hot, (0, 1)).all(axis=1) & (sums <= 1)

@@ -37,13 +37,13 @@ def check_elements(where: str, elements: Sequence[str] | None) -> frozenset[str]
     return frozenset(elements)
 
 
-def expected_element(known: frozenset[str], otherwise: str) -> str:
+def expected_element(allowed: frozenset[str], otherwise: str) -> str:
     """Description of the elements that a file may have; ``otherwise`` if it may have any."""
-    return otherwise if len(known) == len(NUMBERS) else f"one of {' '.join(sorted(known))}"
+    return otherwise if len(allowed) == len(NUMBERS) else f"one of {' '.join(sorted(allowed))}"
 
 
 def spans(cell: np.ndarray, periodic: np.ndarray) -> bool:
-    """Whether the periodic cell vectors are linearly independent."""
+    """Returns whether the periodic cell vectors are linearly independent."""
     rows = cell[periodic]
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not len(rows) or not (lengths > 0).all():
@@ -52,7 +52,7 @@ def spans(cell: np.ndarray, periodic: np.ndarray) -> bool:
 
 
 def full_stress(numbers: np.ndarray) -> np.ndarray:
-    """A stress as a matrix, of 9 numbers by rows, or of xx, yy, zz, yz, xz, xy."""
+    """Returns a stress as a matrix, of 9 numbers by rows, or of xx, yy, zz, yz, xz, xy."""
     return (numbers if numbers.size == 9 else numbers[_VOIGT]).reshape(3, 3)
 
 
@@ -95,7 +95,7 @@ def settle_missing(path: Path, structures: list[Structure], missing: Missing) ->
 
 
 def _lacking(structures: Sequence[Structure], label: str) -> list[int]:
-    """Numbers of the structures without a label; none if no structure has it."""
+    """Returns numbers of the structures without a label; none if no structure has it."""
     is_none = [getattr(one, label) is None for one in structures]
     if all(is_none):
         return []

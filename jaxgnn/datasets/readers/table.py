@@ -6,8 +6,7 @@ from os import PathLike
 from typing import Any
 
 from jaxgnn.datasets.readers.graphsaint import read_graphsaint, read_reddit
-from jaxgnn.datasets.readers.ogb import read_ogb
-from jaxgnn.datasets.readers.ogb_graphs import OGB_GRAPHS, read_ogb_graphs
+from jaxgnn.datasets.readers.ogb import OGB_GRAPHS, read_ogb, read_ogb_graphs
 from jaxgnn.datasets.readers.zinc import read_zinc
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 from jaxgnn.datasets.records.node_dataset import NodeDataset

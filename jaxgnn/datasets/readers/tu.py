@@ -53,7 +53,7 @@ def read_tu(path: str | PathLike[str]) -> GraphsDataset:
 
 
 def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
-    """Reads a folder, and its labels of nodes and edges by ``one_hot`` or ``as_they_are``."""
+    """Reads a folder, and its labels of nodes and edges by ``one_hot`` or ``plain_numbers``."""
     require_folder(folder, "files like MUTAG_A.txt")
     prefix = _prefix(folder)
     graph_of_node = _graph_of_node(_file(prefix, "graph_indicator"))
@@ -67,7 +67,7 @@ def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
     # Sorts nodes and edges by graph, otherwise in the order of the files.
     order = np.argsort(graph_of_node, kind="stable")
     counts = np.bincount(graph_of_node, minlength=num_graphs)
-    number = np.empty(order.size, np.int64)  # of each node in its graph
+    number = np.empty(order.size, np.int64)  # The number of each node in its graph.
     number[order] = np.arange(order.size) - np.repeat(np.cumsum(counts) - counts, counts)
     graph_of_edge = graph_of_node[ends[0]]
     edge_order = np.argsort(graph_of_edge, kind="stable")
@@ -88,11 +88,11 @@ def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
 
 def _prefix(folder: Path) -> Path:
     """Common prefix of the paths of the files."""
-    found = sorted(folder.glob("*_A.txt"))
-    if len(found) != 1:
+    files = sorted(folder.glob("*_A.txt"))
+    if len(files) != 1:
         expected = "one file that ends in _A.txt, the edges of one data set"
-        raise FileNotFoundError(f"{folder}: expected {expected}, got {len(found)}")
-    return folder / found[0].name.removesuffix("_A.txt")
+        raise FileNotFoundError(f"{folder}: expected {expected}, got {len(files)}")
+    return folder / files[0].name.removesuffix("_A.txt")
 
 
 def _file(prefix: Path, part: str) -> Path:
@@ -105,7 +105,7 @@ def _read(path: Path, dtype: type, contents: str, columns: int | None = None) ->
 
 
 def _graph_of_node(path: Path) -> np.ndarray:
-    """The graph of each node, counted from 0."""
+    """Returns the graph of each node, counted from 0."""
     graphs = _read(path, np.int32, "a line a node: its graph", columns=1)[:, 0]
     if not graphs.size:
         raise bad_file(path, "expected at least one node, got an empty file")
@@ -115,7 +115,7 @@ def _graph_of_node(path: Path) -> np.ndarray:
 
 
 def _edges(path: Path, graph_of_node: np.ndarray) -> np.ndarray:
-    """The nodes of each edge, counted from 0 over all graphs, [2, edges]."""
+    """Returns the nodes of each edge, counted from 0 over all graphs, [2, edges]."""
     edges = _read(path, np.int32, "a line an edge: two nodes", columns=2)
     good = (edges >= 1) & (edges <= graph_of_node.size)
     require_cells(path, edges, good, f"nodes from 1 to {graph_of_node.size}")
@@ -141,17 +141,17 @@ def _labels(prefix: Path) -> tuple[Path, np.ndarray, tuple[str, ...] | None]:
 
 
 def _features(prefix: Path, of: str, count: int, read_labels: LabelReader) -> np.ndarray | None:
-    """The attributes and labels of nodes or edges, float32 [count, features]; or None."""
-    found = []
+    """Returns the attributes and labels of nodes or edges, float32 [count, features]; or None."""
+    tables = []
     for part, read in (("attributes", _finite), ("labels", read_labels)):
         path = _file(prefix, f"{of}_{part}")
         if is_there(path):
-            found.append(read(path, f"a line for each {of}: its {part}"))
-            if found[-1].shape[0] != count:
+            tables.append(read(path, f"a line for each {of}: its {part}"))
+            if tables[-1].shape[0] != count:
                 expected = f"{count} lines, one for each {of}"
-                raise bad_file(path, f"expected {expected}, got {found[-1].shape[0]}")
+                raise bad_file(path, f"expected {expected}, got {tables[-1].shape[0]}")
     # Without edges nothing tells how many features they would have.
-    return np.concatenate(found, axis=1) if found and count else None
+    return np.concatenate(tables, axis=1) if tables and count else None
 
 
 def _finite(path: Path, contents: str) -> np.ndarray:
@@ -160,7 +160,7 @@ def _finite(path: Path, contents: str) -> np.ndarray:
     return values
 
 
-def as_they_are(path: Path, contents: str) -> np.ndarray:
+def plain_numbers(path: Path, contents: str) -> np.ndarray:
     """Labels as non-negative numbers, float32 [lines, labels]."""
     values = _read(path, np.int32, contents)
     good = (values >= 0) & (values <= _MOST_CATEGORIES)
@@ -169,7 +169,7 @@ def as_they_are(path: Path, contents: str) -> np.ndarray:
 
 
 def one_hot(path: Path, contents: str) -> np.ndarray:
-    """A column of zeros and ones for each value of each column of labels."""
+    """Returns a column of zeros and ones for each value of each column of labels."""
     values = _read(path, np.int64, contents)
     columns = [np.unique(column, return_inverse=True) for column in values.T]
     width = sum(distinct.size for distinct, _ in columns)

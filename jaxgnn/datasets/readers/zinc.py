@@ -17,7 +17,7 @@ from jaxgnn.datasets.formats.files import is_finite_float32, read_lines, whole_n
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
 from jaxgnn.datasets.formats.torch_file import tensor_parts
-from jaxgnn.datasets.readers.tu import as_they_are, read_folder
+from jaxgnn.datasets.readers.tu import plain_numbers, read_folder
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
@@ -79,7 +79,7 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
 
 
 def _numbers(folder: Path, file: str, count: int, *, subset: bool) -> list[int]:
-    """Numbers of the molecules to read: all, or those of an index, separated by commas."""
+    """Returns numbers of the molecules to read: all, or those of an index, separated by commas."""
     if not subset:
         return list(range(count))
     path = folder / f"{file}.index"
@@ -93,9 +93,9 @@ def _numbers(folder: Path, file: str, count: int, *, subset: bool) -> list[int]:
 
 
 def _read_folder(folder: Path, file: str, *, subset: bool) -> list[dict[str, Any]]:
-    """The graphs of a part from a folder of the TU collection."""
+    """Returns the graphs of a part from a folder of the TU collection."""
     path = folder / f"ZINC_{file}"
-    data = read_folder(path, as_they_are)
+    data = read_folder(path, plain_numbers)
     for name, features in (("node", data.node_features), ("edge", data.edge_features)):
         if features is None or features.shape[1] != 1:
             message = f"expected a file *_{name}_labels.txt of one column, and no other"
@@ -106,7 +106,7 @@ def _read_folder(folder: Path, file: str, *, subset: bool) -> list[dict[str, Any
 
 
 def _read_pickle(folder: Path, file: str, *, subset: bool) -> list[dict[str, Any]]:
-    """The graphs of a part from the pickle of the benchmark, a list of molecules."""
+    """Returns the graphs of a part from the pickle of the benchmark, a list of molecules."""
     path = folder / f"{file}.pickle"
     require_file(path, "a list of molecules")
     molecules = read_number_bytes(path, path.read_bytes(), parts=tensor_parts())
@@ -143,7 +143,7 @@ def _graph(path: Path, number: int, molecule: Any) -> dict[str, Any]:
 
 
 def _kinds(path: Path, number: int, molecule: dict[Any, Any], key: str) -> np.ndarray:
-    """An array of kinds, non-negative whole numbers."""
+    """Returns an array of kinds, non-negative whole numbers."""
     stored = molecule.get(key)
     kinds = stored.value if isinstance(stored, StoredArray) else np.zeros(0)
     if kinds.dtype.kind not in "iu":

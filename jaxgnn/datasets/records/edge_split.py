@@ -114,7 +114,7 @@ def split_edges(
     order = random.permutation(pairs.shape[1])
     rank = np.empty(order.size + 1, np.int64)
     rank[order] = np.arange(order.size)
-    rank[-1] = order.size  # for self loops
+    rank[-1] = order.size  # This entry is for self loops.
     rank_of_edge = rank[pair_of_edge]
 
     def part(seen_from: int, first: int, end: int) -> LinkPart:
@@ -133,7 +133,7 @@ def split_edges(
 
 
 def _pairs(ends: np.ndarray, num_nodes: int, undirected: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct pairs [2, pairs], and the pair of each edge; -1 for a self loop."""
+    """Returns the distinct pairs [2, pairs], and the pair of each edge; -1 for a self loop."""
     low, high = (ends.min(axis=0), ends.max(axis=0)) if undirected else ends
     is_loop = ends[0] == ends[1]
     keys = low.astype(np.int64) * num_nodes + high
@@ -166,10 +166,10 @@ def _rounded(share: float, count: int) -> int:
 
 
 def _check_fractions(validation: float, test: float, supervision: float | None) -> None:
-    given = {"validation": validation, "test": test}
+    fractions = {"validation": validation, "test": test}
     if supervision is not None:
-        given["supervision"] = supervision
-    for name, value in given.items():
+        fractions["supervision"] = supervision
+    for name, value in fractions.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
             or_none = "None or " if name == "supervision" else ""
             raise bad_input(_WHERE, name, f"{or_none}a fraction in (0, 1)", repr(value))
@@ -182,7 +182,7 @@ def _checked_edges(senders: Any, receivers: Any, num_nodes: int) -> np.ndarray:
     """The edges as int32 [2, edges]; raises unless they are lists of nodes of one length."""
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int | np.integer) or num_nodes < 1:
         raise bad_input(_WHERE, "num_nodes", "an int of at least 1", repr(num_nodes))
-    found = []
+    ends = []
     for name, values in (("senders", senders), ("receivers", receivers)):
         ids = np.asarray(values)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -192,8 +192,8 @@ def _checked_edges(senders: Any, receivers: Any, num_nodes: int) -> np.ndarray:
         if not in_range.all():
             at = int(np.argmin(in_range))
             raise bad_input(_WHERE, f"{name}[{at}]", f"in [0, {num_nodes})", int(ids[at]))
-        found.append(ids.astype(np.int32))
-    if found[0].size != found[1].size:
-        expected = f"as many as senders ({found[0].size})"
-        raise bad_input(_WHERE, "receivers", expected, found[1].size)
-    return np.stack(found)
+        ends.append(ids.astype(np.int32))
+    if ends[0].size != ends[1].size:
+        expected = f"as many as senders ({ends[0].size})"
+        raise bad_input(_WHERE, "receivers", expected, ends[1].size)
+    return np.stack(ends)

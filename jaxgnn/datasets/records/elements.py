@@ -29,5 +29,5 @@ _MASSES = (
 
 
 def mass_of(symbol: str) -> float:
-    """Mass of an element in atomic mass units, to about four digits."""
+    """Returns the mass of an element in atomic mass units, to about four digits."""
     return float(_MASSES.split()[NUMBERS[symbol] - 1])

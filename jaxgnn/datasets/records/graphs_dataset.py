@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn._notebook.facts import degrees_of
-from jaxgnn._notebook.page import SmallGraph
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import degrees_of
 from jaxgnn.datasets.records.record import Record
 
 

@@ -8,8 +8,8 @@ from typing import Any, Never
 
 import numpy as np
 
-from jaxgnn._notebook.facts import degrees_of
-from jaxgnn._notebook.page import SmallGraph
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import degrees_of
 from jaxgnn.datasets.records.record import Record, facts_of_edges
 
 SPLITS = ("train", "validation", "test")
@@ -169,7 +169,7 @@ class HypergraphDataset(Record):
 
 
 def distinct_edges(edges: np.ndarray, num_nodes: int, *, both_directions: bool) -> np.ndarray:
-    """Edges [2, edges] without repeats, sorted by sender and receiver, int32.
+    """Returns edges [2, edges] without repeats, sorted by sender and receiver, int32.
 
     Args:
       edges: senders and receivers.
@@ -197,7 +197,7 @@ class _Check:
     def features(self) -> None:
         features = self._data.features
         if isinstance(features, np.memmap) and features.ndim == 2:
-            return  # of any dtype, and not read here
+            return  # They have any dtype, and are not read here.
         self._array("features", ndim=2, dtype=np.float32)
         self._every("features", np.isfinite(self._data.features), "finite numbers")
 
@@ -210,7 +210,7 @@ class _Check:
         if sizes[0] != sizes[1]:
             self._fail(second, f"as many as {first} ({sizes[0]})", f"{sizes[1]}")
         for field, (limit, what) in limits.items():
-            self._in_range(field, limit, what)
+            self._require_range(field, limit, what)
 
     def labels(self, *, may_be_unknown: bool = False) -> None:
         data, labels = self._data, self._data.labels
@@ -221,15 +221,15 @@ class _Check:
         if data.multilabel:
             self._every("labels", (labels == 0) | (labels == 1), "zeros and ones")
         else:
-            known = (labels >= -may_be_unknown) & (labels < data.num_classes)
-            self._every("labels", known, f"class ids in [0, {data.num_classes})")
+            is_class = (labels >= -may_be_unknown) & (labels < data.num_classes)
+            self._every("labels", is_class, f"class ids in [0, {data.num_classes})")
 
     def split(self, field: str, *, may_be_empty: bool = False) -> None:
         self._array(field, ndim=1, dtype=np.int32)
         ids = getattr(self._data, field)
         if not ids.size and not may_be_empty:
             self._fail(field, "at least one node", "none")
-        self._in_range(field, self._data.num_nodes, "node ids")
+        self._require_range(field, self._data.num_nodes, "node ids")
         self._every(field, np.diff(ids, prepend=-1) > 0, "sorted node ids without repeats")
 
     def splits_are_disjoint(self) -> None:
@@ -245,11 +245,11 @@ class _Check:
 
     def splits_are_labelled(self) -> None:
         if not self._data.multilabel:
-            known = np.ones(self._data.num_nodes, bool)
+            is_labelled = np.ones(self._data.num_nodes, bool)
             for field in SPLITS:
                 ids = getattr(self._data, field)
-                known[ids] = self._data.labels[ids] >= 0
-            self._every("labels", known, f"class ids in [0, {self._data.num_classes})")
+                is_labelled[ids] = self._data.labels[ids] >= 0
+            self._every("labels", is_labelled, f"class ids in [0, {self._data.num_classes})")
 
     def names(self) -> None:
         for field, sizes in (("class_names", "num_classes"), ("node_names", "num_nodes")):
@@ -280,7 +280,7 @@ class _Check:
             expected = f"a {ndim}-d {np.dtype(dtype)} array"
             self._fail(field, expected, f"{array.ndim}-d {array.dtype}")
 
-    def _in_range(self, field: str, limit: int, what: str) -> None:
+    def _require_range(self, field: str, limit: int, what: str) -> None:
         values = getattr(self._data, field)
         self._every(field, (values >= 0) & (values < limit), f"{what} in [0, {limit})")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn._notebook.facts import degrees_of, shape_of
-from jaxgnn._notebook.page import SmallGraph, page
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import degrees_of, facts, shape_of
 
 
 class Record:
@@ -20,10 +20,10 @@ class Record:
         return f"{type(self).__name__}({', '.join(texts)})"
 
     def _repr_html_(self) -> str:
-        """A table for notebooks, with a drawing of a small graph."""
+        """Returns a table for notebooks, with a drawing of a small graph."""
         shapes = (row for row in self._shapes() if row[0] != "name")
         title = f"{type(self).__name__} {getattr(self, 'name', '')}".strip()
-        return page(title, [*self._facts(), *shapes], self._drawn())
+        return facts(title, [*self._facts(), *shapes], self._drawn())
 
     def _shapes(self) -> list[tuple[str, str]]:
         """Names of the fields that are not None, and their shapes."""
@@ -36,12 +36,12 @@ class Record:
         return []
 
     def _drawn(self) -> SmallGraph | None:
-        """The graph to draw, if it is small; None for none."""
+        """Returns the graph to draw, if it is small; None for none."""
         return None
 
 
 def facts_of_edges(num_nodes: int, receivers: np.ndarray) -> list[tuple[str, Any]]:
-    """Numbers of nodes and of edges, and degrees."""
+    """Returns numbers of nodes and of edges, and degrees."""
     degrees = np.bincount(receivers, minlength=num_nodes) if num_nodes else np.zeros(0, np.int64)
     return [
         ("nodes", f"{num_nodes:,}"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn._notebook.facts import degrees_of
+from jaxgnn._html.notebook import degrees_of
 from jaxgnn.datasets.records.elements import NUMBERS, SYMBOLS, mass_of
 from jaxgnn.datasets.records.record import Record
 
@@ -185,7 +185,7 @@ def join_structures(
 
 
 def _row(value: Any) -> np.ndarray | None:
-    """A value of a structure with a leading axis of one; None if it is unknown."""
+    """Returns a value of a structure with a leading axis of one; None if it is unknown."""
     return None if value is None else np.asarray(value, np.float64)[None]
 
 

@@ -58,7 +58,7 @@ def apply_symmetry(symmetry: Symmetry, boards: Int[Array, "*batch 81"]) -> Int[A
 
 
 def invert_symmetry(symmetry: Symmetry) -> Symmetry:
-    """The inverse symmetry, which maps the answer to an image back to the original."""
+    """Returns the inverse symmetry, which maps the answer to an image back to the original."""
     return Symmetry(_inverse(symmetry.cells), _inverse(symmetry.digits))
 
 

@@ -136,8 +136,8 @@ def _pair_checks(data: Puzzles) -> list[_Check]:
 
     def other(i: int) -> str:
         cell = int(np.argmax(differs[i]))
-        given, solved = puzzles[i, cell], solutions[i, cell]
-        return f"the solution has {solved} at {_place(differs[i])}, where the puzzle has {given}"
+        clue, solved = puzzles[i, cell], solutions[i, cell]
+        return f"the solution has {solved} at {_place(differs[i])}, where the puzzle has {clue}"
 
     return [
         _conflict_check(puzzles),

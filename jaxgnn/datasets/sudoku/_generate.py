@@ -101,19 +101,19 @@ def generate(
     reason = native.why_missing()
     if reason is not None:
         raise NotImplementedError(f"datasets.sudoku.generate: {reason}")
-    made = Puzzles(*np.empty((2, count, CELLS), np.int8))
+    generated = Puzzles(*np.empty((2, count, CELLS), np.int8))
     done, step = 0, 2
     while done < count:
         start = time.monotonic()
         part = slice(done, min(done + step, count))
-        made.puzzles[part], made.solutions[part] = native.generate(
+        generated.puzzles[part], generated.solutions[part] = native.generate(
             levels[part], exactly=minimal, seed=seed, first=done, threads=threads
         )
         done = part.stop
         if progress is not None:
             progress(done)
         step = 2 * step if time.monotonic() - start < _REPORT / 2 else step
-    return made if givens is None or minimal else add_givens(made, levels, seed=seed)
+    return generated if givens is None or minimal else add_givens(generated, levels, seed=seed)
 
 
 def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puzzles:

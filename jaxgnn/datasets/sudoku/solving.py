@@ -122,7 +122,7 @@ def check_unique(board: np.ndarray) -> np.ndarray:
 
 
 def unique_solution(where: str, argument: str, board: np.ndarray) -> np.ndarray:
-    """The only solution; ``where`` and ``argument`` begin the message of an error."""
+    """Returns the only solution; ``where`` and ``argument`` begin the message of an error."""
     begin = f"{where}: {argument} must have exactly one solution, but"
     clashes = conflicts(board)
     if clashes:
@@ -182,11 +182,11 @@ def iterate_solutions(board: np.ndarray) -> Iterator[np.ndarray]:
     """
     if conflicts(board):
         return
-    given = [_as_bits(np.flatnonzero(board == digit)[None])[0] for digit in range(1, 10)]
-    taken = np.bitwise_or.reduce(given)
+    clues = [_as_bits(np.flatnonzero(board == digit)[None])[0] for digit in range(1, 10)]
+    taken = np.bitwise_or.reduce(clues)
     ways = {}
-    for digit, own in enumerate(given, start=1):
-        ways[digit] = _templates()[((_templates() & taken) == own).all(axis=1)]
+    for digit, cells in enumerate(clues, start=1):
+        ways[digit] = _templates()[((_templates() & taken) == cells).all(axis=1)]
     yield from _place(ways, np.zeros(81, np.int8), np.zeros(2, np.uint64), [0])
 
 
@@ -221,7 +221,7 @@ def _place(
 
 @functools.cache
 def _templates() -> np.ndarray:
-    """The 46,656 ways to place a digit once in every row, column and box, [46656, 2]."""
+    """Returns the 46,656 ways to place a digit once in every row, column and box, [46656, 2]."""
     columns = np.array(list(itertools.permutations(range(9))))
     boxes_of_bands = np.sort(columns.reshape(-1, 3, 3) // 3, axis=2)
     columns = columns[(boxes_of_bands == np.arange(3)).all(axis=(1, 2))]
@@ -229,13 +229,13 @@ def _templates() -> np.ndarray:
 
 
 def _as_bits(cells: np.ndarray) -> np.ndarray:
-    """Cells, [sets, size], as bits of two words, [sets, 2] uint64."""
+    """Returns cells, [sets, size], as bits of two words, [sets, 2] uint64."""
     flags = np.zeros((cells.shape[0], 128), bool)
     np.put_along_axis(flags, cells, True, axis=1)
     return np.packbits(flags, axis=1, bitorder="little").view("<u8").astype(np.uint64)
 
 
 def _as_cells(bits: np.ndarray) -> np.ndarray:
-    """One set of cells, [2] uint64, as flags, [81] bool."""
+    """Returns one set of cells, [2] uint64, as flags, [81] bool."""
     flags = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")
     return flags[:81].astype(bool)

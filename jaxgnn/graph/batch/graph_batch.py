@@ -285,7 +285,7 @@ def _require_host(where: str, argument: str, batch: GraphBatch) -> None:
 
 
 def _shapes(tree: Any) -> str:
-    """A pytree with dtypes and shapes instead of its arrays."""
+    """Returns a pytree with dtypes and shapes instead of its arrays."""
     return str(jax.tree.map(shown, tree)).replace("'", "")
 
 
@@ -335,7 +335,7 @@ def dynamic_batches(
 def _filled(where: str, graphs: Iterable[Any], shape: BatchShape) -> Iterator[GraphBatch]:
     """Yields batches, each of as many graphs as fit."""
     parts: list[Part] = []
-    empty = needed = BatchShape(nodes=1, edges=0, graphs=1)  # the padding graph with one node
+    empty = needed = BatchShape(nodes=1, edges=0, graphs=1)  # The padding graph has one node.
     for place, graph in enumerate(graphs):
         part = read_part(where, place, graph)
         if not shape.holds(empty.plus(part.num_nodes, part.num_edges)):

@@ -12,7 +12,7 @@ from jaxgnn._arrays.arrays import offset_dtype, own, require_floats, require_kep
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.samples import Part, host_array
 from jaxgnn.graph.batch.shape import BatchShape
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.csr.validation import check_offsets
 from jaxgnn.graph.plan.sorting import row_ids_on_host, sort_edges
 
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
         return int(self.num_edges[: self.num_real].sum())
 
     def edge_owners(self) -> np.ndarray:
-        """The graph of each real edge in the order of the input, [real_edges]."""
+        """Returns the graph of each real edge in the order of the input, [real_edges]."""
         return np.repeat(np.arange(self.num_real), self.num_edges[: self.num_real])
 
 
@@ -94,7 +94,7 @@ def _numbered(where, parts, layout, owners, name):
 
 
 def _joined_offsets(where, parts, layout):
-    """Row offsets of a batch of graphs that are all sorted already."""
+    """Returns the row offsets of a batch of graphs that are all sorted already."""
     num_real, num_nodes = layout.num_real, layout.real_nodes
     dtype = offset_dtype(layout.shape.edges)
     first_edges = (np.cumsum(layout.num_edges) - layout.num_edges)[:num_real].astype(dtype)
@@ -108,7 +108,7 @@ def _joined_offsets(where, parts, layout):
 
 
 def _offsets_of_receivers(receivers, num_nodes):
-    """Row offsets, and the order that sorts the edges, None if they are sorted."""
+    """Returns the row offsets, and the order that sorts the edges, None if they are sorted."""
     if (receivers[1:] < receivers[:-1]).any():
         return sort_edges(receivers, num_nodes)
     indptr = np.zeros(num_nodes + 1, offset_dtype(len(receivers)))
@@ -128,7 +128,7 @@ def check_weights(where, parts, layout, weights, order):
 
 
 def _entry(parts, layout, field, at):
-    """The name of the entry of edge ``at``, in the order of the input."""
+    """Returns the name of the entry of edge ``at``, in the order of the input."""
     graph = int(layout.edge_owners()[at])
     within = at - int(layout.num_edges[:graph].sum())
     return f"graphs[{parts[graph].place}].{field}[{within}]"
@@ -163,7 +163,7 @@ def joined(
     trees = [getattr(part, field) for part in parts]
     if all(tree is None for tree in trees):
         return None
-    if all(hasattr(tree, "dtype") for tree in trees):  # arrays need no flattening, which is slow
+    if all(hasattr(tree, "dtype") for tree in trees):  # Flattening is slow.
         return _joined_array(where, parts, (field, ""), trees, slots, order)
     flat = [jax.tree.flatten(tree) for tree in trees]
     structure = flat[0][1]

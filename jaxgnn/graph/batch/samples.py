@@ -21,7 +21,7 @@ from jaxgnn._arrays.arrays import (
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.shape import BatchShape
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.plan.sorting import row_ids_on_host
 
 
@@ -63,7 +63,7 @@ class GraphSample:
         require_size("GraphSample", "num_nodes", self.num_nodes)
         for name in ("senders", "receivers"):
             ids = host_array("GraphSample", name, getattr(self, name))
-            ids = ids if ids.size else np.zeros(ids.shape, np.int32)  # numpy makes [] float
+            ids = ids if ids.size else np.zeros(ids.shape, np.int32)  # NumPy makes [] float.
             object.__setattr__(self, name, ids)
         check_ids("GraphSample", "", self.senders, self.receivers)
         if self.weights is not None:
@@ -153,7 +153,7 @@ def read_part(where: str, place: int, graph: Any) -> Part:
 
 
 def is_graphs_tuple(graph: Any) -> bool:
-    """Whether it has the fields of a ``jraph.GraphsTuple``, without importing jraph."""
+    """Returns whether it has the fields of a ``jraph.GraphsTuple``, without importing jraph."""
     return isinstance(graph, tuple) and hasattr(graph, "n_node") and hasattr(graph, "n_edge")
 
 
@@ -210,8 +210,8 @@ def _part_of_tuple(where: str, place: int, graph: Any) -> Part:
 
 
 def _first(tree: Any) -> Any:
-    """The first entries of all arrays of a pytree."""
-    if hasattr(tree, "dtype"):  # a single array, which is fast
+    """Returns the first entries of all arrays of a pytree."""
+    if hasattr(tree, "dtype"):  # A single array is fast.
         return tree[0]
     return jax.tree.map(operator.itemgetter(0), tree)
 
@@ -226,7 +226,7 @@ def check_ids(where: str, prefix: str, senders: np.ndarray, receivers: np.ndarra
 
 
 def host_features(where: str, name: str, tree: Any, length: int) -> Any:
-    """The arrays of a pytree in numpy, after a check of their first axes."""
+    """Returns the arrays of a pytree in numpy, after a check of their first axes."""
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)
     arrays = []
     for path, leaf in flat:

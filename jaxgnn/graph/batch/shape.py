@@ -26,11 +26,11 @@ class BatchShape(NamedTuple):
     graphs: int
 
     def holds(self, other: BatchShape) -> bool:
-        """Whether a batch of shape ``other`` fits into one of this shape."""
+        """Returns whether a batch of shape ``other`` fits into one of this shape."""
         return all(map(operator.ge, self, other))
 
     def plus(self, num_nodes: int, num_edges: int) -> BatchShape:
-        """The shape with space for one more graph."""
+        """Returns the shape with space for one more graph."""
         return BatchShape(self.nodes + num_nodes, self.edges + num_edges, self.graphs + 1)
 
 
@@ -84,7 +84,7 @@ def _table(where: str, pad_to: Any, graphs: int) -> list[BatchShape]:
 
 
 def _no_room(where, shape, num_nodes, num_edges) -> ValueError:
-    """The error that names the first graph that does not fit after those before it."""
+    """Returns the error that names the first graph that does not fit after those before it."""
     left = shape.nodes - 1 - np.cumsum(num_nodes), shape.edges - np.cumsum(num_edges)
     slots = shape.graphs - 1 - np.arange(1, len(num_nodes) + 1)
     at = int(np.flatnonzero((left[0] < 0) | (left[1] < 0) | (slots < 0))[0])

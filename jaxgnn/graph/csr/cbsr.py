@@ -56,7 +56,7 @@ class CBSR(KeepsArrays):
         return self.values.dtype
 
     def todense(self) -> Float[Array, "*batch rows dim"]:
-        """The dense matrix, zeros where nothing was kept.
+        """Returns the dense matrix, zeros where nothing was kept.
 
         Raises:
           ValueError: if ``indices`` does not have the shape of ``values``.

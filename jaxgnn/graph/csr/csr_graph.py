@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, overload
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import numpy.typing as npt
 import scipy.sparse
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from jaxgnn._arrays.arrays import (
-    KeepsArrays,
     is_concrete,
-    put_own,
-    require_one,
     require_weights,
     requires_one,
-    shown,
     shown_sides,
     take,
 )
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.csr.constructors import GraphConstructors
+from jaxgnn.graph.csr import build
 from jaxgnn.graph.csr.edge_list import (
+    EdgeList,
     EdgeNames,
     as_array,
     keep_order,
     known_order,
-    ordered_edge_data,
     reordered,
+    rows_of_edge_index,
 )
-from jaxgnn.graph.csr.interchange import to_scipy
-from jaxgnn.graph.csr.normalization import Normalization, normalized_graph
+from jaxgnn.graph.csr.interchange import NetworkXAttributes, to_scipy
+from jaxgnn.graph.csr.normalization import normalized_graph
+from jaxgnn.graph.csr.rows import CompressedRows, Normalization
 from jaxgnn.graph.csr.self_loops import with_self_loops
-from jaxgnn.graph.csr.validation import arrays_of, bounded_graph, validate_graph, validate_structure
-from jaxgnn.graph.plan.device_sorting import is_for_device
-from jaxgnn.graph.plan.parts import (
+from jaxgnn.graph.csr.validation import validate_graph
+from jaxgnn.graph.plan.built_parts import (
     ALL_PARTS,
     OPS,
-    ConcreteParts,
-    PlanOnDemand,
     available,
     given_plan,
     makes_plan,
@@ -52,14 +44,12 @@ from jaxgnn.graph.plan.parts import (
     parts_of_leaves,
     plan_on_demand,
 )
-from jaxgnn.graph.plan.plan import GraphPlan, Part, make_traced_plan
-from jaxgnn.graph.plan.row_sums import sum_rows
-from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
+from jaxgnn.graph.plan.plan import Part
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class CSRGraph(KeepsArrays, GraphConstructors):
+@dataclass(frozen=True, eq=False, repr=False)
+class CSRGraph(CompressedRows):
     """A sparse adjacency in compressed sparse rows: ``y_i = r_i Σ_j w_ij c_j x_j``.
 
     Row ``i`` is the receiver, ``indices[indptr[i]:indptr[i + 1]]`` are its senders. Repeated
@@ -93,55 +83,266 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         range by the nearest node, 0 or the last.
     """
 
-    indptr: Int[Array, " rows+1"]
-    indices: Int[Array, " edges"]
-    weights: Float[Array, "edges *heads"] | None = None
-    num_cols: int = dataclasses.field(default=cast(int, None), metadata={"static": True})
-    row_scale: Float[Array, " rows"] | None = None
-    col_scale: Float[Array, " cols"] | None = None
-    plan: GraphPlan | None = None
-    normalization: Normalization | None = dataclasses.field(default=None, metadata={"static": True})
-    in_range: bool = dataclasses.field(default=False, metadata={"static": True})
+    # -- constructors --------------------------------------------------------------------------
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.num_cols is None:
-            object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
+    @overload
+    @classmethod
+    def from_edges(
+        cls,
+        senders: npt.ArrayLike,
+        receivers: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: None = None,
+    ) -> CSRGraph: ...
 
-    def __repr__(self) -> str:
-        """Shows shapes instead of arrays, the parts that have been built, and the total size."""
-        names = ("indptr", "indices", "weights", "row_scale", "col_scale")
-        arrays = ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
-        made = ", ".join(sorted(self._made()))
-        rest = f"num_cols={self.num_cols}, normalization={self.normalization!r}, made=[{made}]"
-        return f"CSRGraph({arrays}, {rest}, nbytes={self.nbytes})"
+    @overload
+    @classmethod
+    def from_edges[Data: PyTree](
+        cls,
+        senders: npt.ArrayLike,
+        receivers: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: Data,
+    ) -> tuple[CSRGraph, Data]: ...
 
-    def _repr_html_(self) -> str:
-        """A table for notebooks, with a drawing of a small graph; shapes alone under a trace."""
-        from jaxgnn.graph.html import html_of_graph
+    @classmethod
+    @build.takes_both_ends
+    def from_edges(
+        cls,
+        senders: npt.ArrayLike,
+        receivers: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: PyTree = None,
+    ) -> Any:
+        """Builds a graph from an edge list; edges of one receiver keep their order.
 
-        return html_of_graph(self)
+        Concrete edges are checked and sorted on the host, also under ``jit``. If arrays are placed
+        on a GPU, it sorts lists of a million edges and more. Traced edges are sorted by XLA, and
+        only shapes and dtypes are checked: edges with a node out of range become padding.
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all current arrays in bytes, including the parts that ops have built.
+        Args:
+          senders: node that each edge leaves, integers [edges].
+          receivers: node that each edge enters, the row, integers [edges].
+          num_nodes: number of receivers, and of senders unless ``num_senders`` says otherwise.
+          weights: edge weights, [edges] or [edges, heads]; None for an unweighted graph.
+          num_senders: number of senders of a bipartite graph.
+          edge_mask: [edges] bool, False for padding edges, which are moved after ``indptr[-1]``;
+            None for no padding.
+          edge_data: a pytree of arrays [edges, ...] in the order of ``senders`` and ``receivers``,
+            such as features of the edges. With it the graph keeps its ``edge_order``; pass ``()``
+            to keep only this.
 
-        Arrays that the graph shares with another one, such as its transpose, count for both.
+        Returns:
+          The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
+          graph's edge slots, as JAX arrays. Data of padding edges are last.
+
+        Raises:
+          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes; for
+            ``edge_data`` the message names the path of the leaf.
+
+        Example:
+          >>> lengths = np.array([20.0, 0.5, 1.0])
+          >>> graph, lengths = CSRGraph.from_edges([2, 0, 1], [1, 0, 1], 3, edge_data=lengths)
+          >>> graph.senders.tolist(), graph.receivers().tolist(), lengths.tolist()
+          ([0, 2, 1], [0, 1, 1], [0.5, 20.0, 1.0])
+          >>> graph.edge_order.tolist()
+          [1, 0, 2]
         """
-        arrays = jax.tree.leaves((arrays_of(self), self._made(), known_order(self)))
-        distinct = {id(array): array for array in arrays if hasattr(array, "dtype")}
-        return sum(array.size * array.dtype.itemsize for array in distinct.values())
+        edges = EdgeList(senders, receivers, weights, edge_mask)
+        return build.from_edges(cls, EdgeNames(), edges, (num_nodes, num_senders), edge_data)
 
-    def _made(self) -> dict[str, Any]:
-        """The parts that have been built from the structure, by name."""
-        plan, parts = given_plan(self), self.__dict__.get("_parts")
-        of_plan: dict[str, Any] = {} if plan is None else {p: plan.arrays_of(p) for p in plan.parts}
-        if parts is None:
-            return of_plan
-        made = parts.made()
-        return made | {part: (arrays, made.get(part)) for part, arrays in of_plan.items()}
+    @overload
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: None = None,
+    ) -> CSRGraph: ...
 
-    # -- exports -----------------------------------------------------------------------------
+    @overload
+    @classmethod
+    def from_edge_index[Data: PyTree](
+        cls,
+        edge_index: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: Data,
+    ) -> tuple[CSRGraph, Data]: ...
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: PyTree = None,
+    ) -> Any:
+        """Builds a graph from an ``edge_index`` as in PyTorch Geometric.
+
+        Args:
+          edge_index: integers [2, edges]: in row 0 the node that each edge leaves, in row 1 the
+            node that it enters, which is the row of the graph. Any array that numpy can read,
+            including a tensor of PyTorch on the CPU.
+          num_nodes: number of nodes, ``data.num_nodes`` in PyTorch Geometric.
+          weights: edge weights; None for an unweighted graph.
+          num_senders: number of senders of a bipartite graph.
+          edge_mask: [edges] bool, False for padding edges.
+          edge_data: a pytree of arrays [edges, ...], such as ``data.edge_attr.numpy()``.
+
+        Returns:
+          The graph, and ``edge_data`` if given, as ``from_edges`` returns them.
+
+        Raises:
+          ValueError: if ``edge_index`` has another shape, such as [edges, 2], or no integer dtype;
+            and where ``from_edges`` does.
+        """
+        names = EdgeNames("CSRGraph.from_edge_index", "edge_index[0]", "edge_index[1]")
+        senders, receivers = rows_of_edge_index(names.where, edge_index)
+        edges = EdgeList(senders, receivers, weights, edge_mask)
+        return build.from_edges(cls, names, edges, (num_nodes, num_senders), edge_data)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, *, weighted: bool | None = None) -> CSRGraph:
+        """Builds a graph from a scipy.sparse matrix or array: row i receives from column j.
+
+        Args:
+          matrix: any scipy.sparse format, boolean, integer or floating. Stored zeros count as
+            edges. Repeated entries of a CSR or CSC matrix are repeated edges; of a COO matrix
+            scipy adds them up.
+          weighted: keep the stored values as weights. None keeps them unless they are all one.
+
+        Raises:
+          ValueError: if ``matrix`` is not two-dimensional, sparse and real, or holds a NaN.
+        """
+        return build.from_scipy(cls, matrix, weighted)
+
+    @overload
+    @classmethod
+    def from_networkx(
+        cls, graph: Any, *, weight: str | None = "weight"
+    ) -> tuple[CSRGraph, list[Any]]: ...
+
+    @overload
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: Any,
+        *,
+        weight: str | None = "weight",
+        node_attributes: Sequence[str] = (),
+        edge_attributes: Sequence[str] = (),
+    ) -> tuple[CSRGraph, list[Any], NetworkXAttributes]: ...
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: Any,
+        *,
+        weight: str | None = "weight",
+        node_attributes: Sequence[str] | None = None,
+        edge_attributes: Sequence[str] | None = None,
+    ) -> Any:
+        """Builds a graph from a graph of networkx, whose nodes may be strings or any objects.
+
+        An edge ``(u, v)`` of a directed graph goes from ``u`` to ``v``, so ``v`` is the row. An
+        undirected edge becomes two edges, one in each direction, and an undirected self loop one.
+        Parallel edges of a multigraph stay separate. ``edge_order`` has for each edge slot its
+        position in ``list(graph.edges)``, so an undirected edge occurs twice.
+
+        Args:
+          graph: a graph of networkx of any class, or another object with ``nodes(data=)``,
+            ``edges(data=)`` and ``is_directed()``. networkx itself is not imported.
+          weight: edge attribute that holds the weights, or None for an unweighted graph. Edges
+            without it have the weight one, as in networkx. If no edge has an attribute
+            ``"weight"``, the graph is unweighted.
+          node_attributes: names of attributes to return, which every node must have.
+          edge_attributes: names of attributes to return, which every edge must have.
+
+        Returns:
+          The graph, and the list of its nodes in the order of the rows. If attributes are
+          requested, also ``NetworkXAttributes``.
+
+        Raises:
+          ValueError: if ``graph`` is something else, no edge has a ``weight`` of another name than
+            ``"weight"``, or an attribute is missing, no number, or of differing shapes.
+        """
+        return build.from_networkx(cls, graph, weight, node_attributes, edge_attributes)
+
+    @overload
+    @classmethod
+    def from_graphs_tuple(
+        cls,
+        graphs: Any,
+        weights: npt.ArrayLike | None = None,
+        *,
+        padded: bool = False,
+        return_edges: Literal[False] = False,
+    ) -> CSRGraph: ...
+
+    @overload
+    @classmethod
+    def from_graphs_tuple(
+        cls,
+        graphs: Any,
+        weights: npt.ArrayLike | None = None,
+        *,
+        padded: bool = False,
+        return_edges: Literal[True],
+    ) -> tuple[CSRGraph, PyTree]: ...
+
+    @classmethod
+    def from_graphs_tuple(
+        cls,
+        graphs: Any,
+        weights: npt.ArrayLike | None = None,
+        *,
+        padded: bool = False,
+        return_edges: bool = False,
+    ) -> Any:
+        """Builds a graph from a jraph ``GraphsTuple``, batched or not. Works under ``jit``.
+
+        Args:
+          graphs: the tuple; node ids are numbered through the batch, so its graphs stay separate.
+          weights: edge weights in the tuple's edge order; None for an unweighted graph.
+          padded: True if it was padded by ``jraph.pad_with_graphs``. The edges of the padding
+            graphs are then dropped; otherwise they stay, between padding nodes.
+          return_edges: whether to return ``graphs.edges`` too.
+
+        Returns:
+          The graph; or with ``return_edges`` the graph and ``graphs.edges`` in the order of the
+          graph's edge slots, where those of padding edges are last. The graph then keeps its
+          ``edge_order``.
+
+        Raises:
+          ValueError: if the tuple lacks senders or receivers, ``padded`` is True but it has fewer
+            than two graphs, or has invalid indices, lengths, dtypes or weights.
+        """
+        return build.from_graphs_tuple(cls, graphs, weights, padded, return_edges)
+
+    # -- exports -------------------------------------------------------------------------------
 
     @requires_one
     def to_scipy(self) -> scipy.sparse.csr_array:
@@ -200,151 +401,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     batch: ClassVar[Callable[..., Any]]
     """Joins many graphs to a ``GraphBatch``; it is ``GraphBatch.from_graphs``."""
 
-    # -- shape -------------------------------------------------------------------------------
-
-    @property
-    def num_rows(self) -> int:
-        """The number of receivers."""
-        return self.indptr.shape[-1] - 1
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edge slots, including padding."""
-        return self.indices.shape[-1]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape of the adjacency, ``(num_rows, num_cols)``."""
-        return self.num_rows, self.num_cols
-
-    @property
-    def is_square(self) -> bool:
-        """Whether rows and columns can be the same nodes."""
-        return self.num_rows == self.num_cols
-
-    @property
-    def is_normalized(self) -> bool:
-        """Whether the graph is normalised already, by scales or in the weights."""
-        has_scales = self.row_scale is not None or self.col_scale is not None
-        return has_scales or self.normalization is not None
-
-    @requires_one
-    def degrees(self) -> Int[Array, " rows"]:
-        """Number of edges that enter each row."""
-        if is_concrete(self.indptr):  # on the host, so that no length is compiled
-            return put_own(np.diff(np.asarray(self.indptr)))
-        return self.indptr[1:] - self.indptr[:-1]
-
-    @requires_one
-    def uniform_degrees(self) -> tuple[int | None, int | None]:
-        """Returns the common degree of all rows, and of all columns, if the host knows them.
-
-        A degree is None where degrees differ, and for a graph that is traced, has padding slots
-        or no edge. The number is static, so that a sum over edges can be one over an axis.
-
-        Example:
-          >>> CSRGraph.from_edges([0, 1, 0, 2], [0, 0, 1, 1], 2, num_senders=3).uniform_degrees()
-          (2, None)
-        """
-        known = self.__dict__.get("_uniform_degrees")
-        if known is None:
-            if not is_concrete(self.indptr, self.indices):
-                return None, None
-            known = self.__dict__["_uniform_degrees"] = self.concrete_parts().uniform_degrees
-        return known
-
-    @requires_one
-    def with_known_degrees(self, degrees: tuple[int | None, int | None]) -> CSRGraph:
-        """Returns the same, possibly traced, graph with ``uniform_degrees`` known to the caller."""
-        graph = self._with_fields()
-        graph.__dict__["_uniform_degrees"] = degrees
-        return graph
-
-    @property
-    def senders(self) -> Int[Array, " edges"]:
-        """Sender of each edge slot: an alias of ``indices``."""
-        return self.indices
-
-    @requires_one
-    def senders_as_rows(self) -> Int[Array, " edges"]:
-        """The row that is the same node as the sender of each edge slot of a square graph."""
-        return jnp.asarray(self.indices)
-
-    @requires_one
-    def sender_table(self, of_nodes: Array) -> Array:
-        """The table that ``indices`` point into: the array, which has a row for each node."""
-        return of_nodes
-
-    @requires_one
-    def receivers(self) -> Int[Array, " edges"]:
-        """Row of each edge; padding slots get ``num_rows``, which is out of range."""
-        if is_concrete(self.indptr, self.indices) and not is_for_device(self.num_edges):
-            self.concrete_parts()  # checks the structure
-            return put_own(row_ids_on_host(self.indptr, self.num_edges))
-        return row_ids(jnp.asarray(self.indptr), self.num_edges)
-
-    @property
-    def edge_order(self) -> Int[Array, " edges"] | np.ndarray:
-        """Position in the input of each edge slot, int32 [edges] (int64 beyond 2^31 - 1 edges).
-
-        A loop that ``with_self_loops`` has added has -1. Padding edges are last. The order is a
-        numpy array, or traced inside of ``jit``.
-
-        It is kept only on request: by ``from_edges`` and ``from_edge_index`` with ``edge_data``, by
-        ``from_graphs_tuple`` with ``return_edges``, and by ``from_networkx``. Methods that derive
-        graphs keep it. It is not part of the pytree, so graphs that were passed to or returned by
-        ``jit``, ``jax.tree.map`` or a checkpoint do not have it.
-
-        Raises:
-          ValueError: if the graph does not have its order.
-        """
-        return self._known_order("CSRGraph.edge_order")
-
-    def _known_order(self, where: str) -> Any:
-        """The position in the input of each edge slot; ValueError in the name of ``where``."""
-        require_one(where, "self", self)
-        order = known_order(self)
-        if order is None:
-            expected = (
-                "built with edge_data (() keeps the order alone), and not have passed through jit "
-                "or another function of pytrees"
-            )
-            raise bad_input(where, "self", expected, "a graph of unknown order")
-        return order
-
-    def sort_edges(self, edges: PyTree) -> PyTree:
-        """Brings features of edges from the order of the input into that of the edge slots.
-
-        Constructors do this with their ``edge_data``; here it is for data that comes later. The
-        graph has to be built with ``edge_data``, ``()`` for no data yet.
-
-        Args:
-          edges: a pytree of arrays [edges, ...], with an entry for each edge of the input, padding
-            included.
-
-        Returns:
-          The same tree of JAX arrays, with an entry for each edge slot.
-
-        Raises:
-          ValueError: if the graph does not know its order (see ``edge_order``) or has self loops
-            that ``with_self_loops`` has added, which have no entry; or an array does not have one
-            entry for each edge.
-
-        Example:
-          >>> import jax.numpy as jnp
-          >>> graph, _ = CSRGraph.from_edges([2, 1, 0], [1, 0, 1], 3, edge_data=())
-          >>> graph.sort_edges(jnp.array([20.0, 0.5, 1.0])).tolist()
-          [0.5, 20.0, 1.0]
-        """
-        where = "CSRGraph.sort_edges"
-        order = self._known_order(where)
-        if is_concrete(order) and (np.asarray(order) < 0).any():
-            expected = "without self loops that with_self_loops has added"
-            way = "sort the features by the graph from before, then choose those of the loops"
-            raise bad_input(where, "self", expected, f"some; {way}")
-        return ordered_edge_data(EdgeNames(where, edge_data="edges"), edges, order)
-
-    # -- derived graphs ----------------------------------------------------------------------
+    # -- derived graphs ------------------------------------------------------------------------
 
     @requires_one
     def prepared(self, *ops: str) -> CSRGraph:
@@ -378,73 +435,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             return self.with_parts(*available(ALL_PARTS))
         weighted = self.weights is not None
         parts = frozenset[Part]().union(*(parts_for(op, weighted=weighted) for op in ops))
-        if makes_plan(self):  # besides the parts that it has already
+        if makes_plan(self):  # It keeps the parts that it has already.
             parts |= parts_of_leaves(weighted=weighted)
         return self.with_parts(*parts)
-
-    @requires_one
-    def prepared_for(self, op: str | None) -> CSRGraph:
-        """Returns this graph with the parts that an op needs; a traced one stays unchanged."""
-        if not is_concrete(self.indptr, self.indices):
-            return self
-        return self.with_parts(*parts_for(op, weighted=self.weights is not None))
-
-    @requires_one
-    def with_parts(self, *parts: Part) -> CSRGraph:
-        """Returns this graph, its ids clamped if traced, with these parts of a plan."""
-        graph = self if is_concrete(self.indptr, self.indices) else bounded_graph(self)
-        made = graph.made_plan(*parts)
-        if made is given_plan(graph):
-            return graph
-        return graph._with_fields(plan=made, in_range=True)
-
-    @property
-    def structure(self) -> CSRGraph:
-        """The same edges with the same scales, without weights."""
-        return self if self.weights is None else self._with_fields(weights=None)
-
-    def _with_fields(self, **fields: Any) -> CSRGraph:
-        """Returns the same edges, in the same order, with other values of some fields."""
-        made = dataclasses.replace(self, **{"plan": given_plan(self), **fields})
-        if is_concrete(self.indptr, self.indices):
-            made.__dict__["_parts"] = self._shared_parts()
-        return plan_on_demand(keep_order(made, known_order(self)), like=self)
-
-    @requires_one
-    def concrete_parts(self) -> ConcreteParts:
-        """Returns the parts of this concrete graph, whose offsets and senders are checked once."""
-        parts = self._shared_parts()
-        if not parts.is_checked:
-            if given_plan(self) is None and not makes_plan(self):
-                validate_structure(self)
-            parts.is_checked = True
-        return parts
-
-    def _shared_parts(self) -> ConcreteParts:
-        """The same object for all graphs that have been derived with the same edges."""
-        parts = self.__dict__.get("_parts")
-        if parts is None:
-            plan = given_plan(self)
-            parts = ConcreteParts.of(self.indptr, self.indices, self.num_cols, plan)
-            self.__dict__["_parts"] = parts
-        return parts
-
-    @requires_one
-    def made_plan(self, *parts: Part) -> GraphPlan:
-        """Returns a plan with these parts, by default all but the edge blocks, built if missing."""
-        wanted = frozenset[Part](parts or ("schedule", "transpose", "permutation"))
-        there = given_plan(self)
-        missing = wanted if there is None else there.missing(wanted)
-        if there is not None and not missing:
-            return there
-        if is_concrete(self.indptr, self.indices):
-            made = self.concrete_parts().plan(wanted)
-        else:
-            blocks = "edge_blocks" in missing
-            ids = jnp.asarray(self.indptr), jnp.asarray(self.indices)
-            made = make_traced_plan(*ids, num_cols=self.num_cols, edge_blocks=blocks)
-            made = GraphPlan().with_parts_of(made, wanted)
-        return made if there is None else there.with_parts_of(made, missing)
 
     @requires_one
     def transpose(self) -> CSRGraph:
@@ -453,7 +446,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         follows = self.weights is not None or known_order(self) is not None
         parts: tuple[Part, ...] = ("schedule", "transpose", "permutation")
         plan = self.made_plan(*parts[: 3 if follows else 2])
-        given = given_plan(self)
+        current = given_plan(self)
         transposed = CSRGraph(
             indptr=plan.transposed_indptr,
             indices=plan.transposed_indices,
@@ -468,11 +461,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         if is_host:
             flipped = self.concrete_parts().flipped()
             transposed.__dict__["_parts"] = flipped
-            if given is None:
+            if current is None:
                 plan_on_demand(transposed, like=self)
             else:
                 always = frozenset[Part](("schedule", "transpose"))
-                kept = (given.parts & {"permutation"}) | always
+                kept = (current.parts & {"permutation"}) | always
                 object.__setattr__(transposed, "plan", flipped.plan(kept))
         return keep_order(transposed, reordered(known_order(self), plan.permutation))
 
@@ -528,22 +521,6 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """
         return normalized_graph(self, kind)
 
-    def _sums_of_senders(self, of_edges: Array) -> Array:
-        """The sum over the edges that leave each node, by ``indices``; traced."""
-        plan = self.made_plan()
-        return sum_rows(of_edges[plan.permutation], plan.transposed_indptr)
-
-    def _column_degrees(self) -> Int[Array, " cols"] | np.ndarray:
-        """Number of edges that leave each column; in numpy if the graph is concrete."""
-        plan = given_plan(self)
-        if is_concrete(self.indptr, self.indices):
-            real = np.asarray(self.indices)[: np.asarray(self.indptr)[-1]]
-            return np.bincount(real, minlength=self.num_cols)[: self.num_cols]
-        if plan is not None and plan.transposed_indptr is not None:
-            return plan.transposed_indptr[1:] - plan.transposed_indptr[:-1]
-        columns = jnp.where(self.receivers() < self.num_rows, self.indices, self.num_cols)
-        return jnp.zeros(self.num_cols, jnp.int32).at[columns].add(1, mode="drop")
-
     @requires_one
     def with_self_loops(
         self,
@@ -575,7 +552,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
                 "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
             )
         if is_concrete(self.indptr, self.indices):
-            self.concrete_parts()  # checks the structure
+            self.concrete_parts()  # This checks the structure.
         return self._with_loops(weight, duplicates, num_real_nodes)
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> CSRGraph:
@@ -595,6 +572,3 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         validate_graph(self)
         object.__setattr__(self, "in_range", True)
         return self
-
-
-type.__setattr__(CSRGraph, "plan", PlanOnDemand())

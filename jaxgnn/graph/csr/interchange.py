@@ -6,7 +6,7 @@ networkx is not imported: any object with its methods is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,10 +20,8 @@ from jaxgnn._arrays.arrays import (
     require_size,
 )
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.rows import CompressedRows
 from jaxgnn.graph.csr.validation import arrays_of, validate_structure
-
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
 _SCIPY, _NETWORKX = "CSRGraph.from_scipy", "CSRGraph.from_networkx"
 
@@ -46,14 +44,14 @@ def scipy_parts(matrix: Any, weighted: bool | None) -> tuple[Any, np.ndarray | N
     return csr, csr.data.astype(csr.dtype if csr.dtype.kind == "f" else np.float32)
 
 
-def to_scipy(graph: CSRGraph) -> scipy.sparse.csr_array:
+def to_scipy(graph: CompressedRows) -> scipy.sparse.csr_array:
     """Returns the matrix of a concrete graph: weights times scales, without padding."""
     where = "CSRGraph.to_scipy"
     if not is_concrete(*arrays_of(graph)):
         raise bad_input(where, "self", "concrete; call it outside jit", "a tracer")
     require_no_heads(where, "self", graph.weights)
     validate_structure(graph)
-    indptr = np.array(graph.indptr)  # copies, because scipy works in place
+    indptr = np.array(graph.indptr)  # A copy, because scipy works in place.
     indices = np.array(graph.indices)[: indptr[-1]]
     factors = [f for f in (graph.weights, graph.row_scale, graph.col_scale) if f is not None]
     # numpy and scipy have no sums of float16 or bfloat16.
@@ -171,7 +169,7 @@ def _column(argument: str, name: str, owners: Iterable[tuple[str, dict[str, Any]
         values.append(data[name])
     try:
         column = np.array(values) if values else np.zeros(0, np.float32)
-    except ValueError as error:  # from values of different lengths
+    except ValueError as error:  # Values of different lengths raise it.
         raise bad_input(_NETWORKX, argument, f"of one shape at {name!r}", str(error)) from error
     if column.dtype.kind not in "biuf":
         raise bad_input(_NETWORKX, argument, f"real numbers at {name!r}", column.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 from jaxgnn._arrays.arrays import in_native_order, is_concrete, put_own, require_kept_integers
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.edge_list import require_leading
+from jaxgnn.graph.csr.rows import CompressedRows
 from jaxgnn.graph.plan.sorting import row_ids_on_host
-
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
 
 def edge_list(
@@ -59,7 +57,7 @@ def _num_nodes(where: str, graphs: jraph.GraphsTuple) -> int:
 
 
 def graphs_tuple(
-    graph: CSRGraph, nodes: PyTree, edges: PyTree, globals: PyTree, *, padded: bool
+    graph: CompressedRows, nodes: PyTree, edges: PyTree, globals: PyTree, *, padded: bool
 ) -> jraph.GraphsTuple:
     """Builds the ``GraphsTuple`` of a graph, with a second one for its padding if ``padded``."""
     where = "CSRGraph.to_graphs_tuple"

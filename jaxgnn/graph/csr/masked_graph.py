@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import as_jax, is_concrete, require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization
-from jaxgnn.graph.plan.parts import given_plan, plan_on_demand
+from jaxgnn.graph.csr.rows import Normalization
+from jaxgnn.graph.plan.built_parts import given_plan, plan_on_demand
 from jaxgnn.graph.plan.row_sums import sum_rows
 
 
@@ -47,7 +47,7 @@ class MaskedGraph(CSRGraph):
     given_weights: Float[Array, "edges *heads"] | None = None
 
     def degrees(self) -> Float[Array, " rows"]:
-        """Sum of the presence of the edges that enter each row."""
+        """Returns the sum of the presence of the edges that enter each row."""
         return sum_rows(self.presence, jnp.asarray(self.indptr))
 
     def uniform_degrees(self) -> tuple[int | None, int | None]:
@@ -64,27 +64,31 @@ class MaskedGraph(CSRGraph):
         return _plain(self, self.weights).with_weights(weights)
 
     def transpose(self) -> CSRGraph:
-        """The graph with senders and receivers exchanged."""
+        """Returns the graph with senders and receivers exchanged."""
         return from_columns(self.columns().transpose(), self)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
         """Normalises by degrees that count the presence."""
-        made = _plain(self, self.weights).normalized(kind)
+        normalized = _plain(self, self.weights).normalized(kind)
         if kind == "mean":
-            given, rows = self.given_weights, self.receivers()
-            factors = None if given is None else jnp.abs(given).astype(self.presence.dtype)
+            weights_alone, rows = self.given_weights, self.receivers()
+            factors = (
+                None
+                if weights_alone is None
+                else jnp.abs(weights_alone).astype(self.presence.dtype)
+            )
             of_rows = row_presence(self.indptr, self.presence, factors)
             shares = of_rows.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
-            weights = jnp.asarray(made.weights)
+            weights = jnp.asarray(normalized.weights)
             weights = weights * shares.astype(weights.dtype)
             return self._with_fields(weights=weights, normalization=kind)
-        return self._with_fields(weights=made.weights, normalization=made.normalization)
+        return self._with_fields(weights=normalized.weights, normalization=normalized.normalization)
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> CSRGraph:
         """Adds loops, which are present."""
         of_loops: Any = jnp.array([1.0, weight, weight], self.presence.dtype)
-        made = self.columns()._with_loops(of_loops, duplicates, num_real_nodes)
-        return from_columns(made, self)
+        looped = self.columns()._with_loops(of_loops, duplicates, num_real_nodes)
+        return from_columns(looped, self)
 
     def columns(self) -> CSRGraph:
         """The edges with presence, given weights and weights as columns, to be put in new orders.
@@ -93,13 +97,13 @@ class MaskedGraph(CSRGraph):
           ValueError: if the graph has weights for several heads.
         """
         require_no_heads("MaskedGraph", "self", self.weights)
-        given = self.presence if self.given_weights is None else self.given_weights
-        arrays = (jnp.asarray(a, self.presence.dtype) for a in (given, self.weights))
+        weights = self.presence if self.given_weights is None else self.given_weights
+        arrays = (jnp.asarray(a, self.presence.dtype) for a in (weights, self.weights))
         return _plain(self, jnp.stack([self.presence, *arrays], axis=1))
 
 
 def masked(graph: CSRGraph, presence: Float[Array, " edges"]) -> MaskedGraph:
-    """A graph with a presence for each of its edge slots; see ``MaskedGraph``.
+    """Returns a graph with a presence for each of its edge slots; see ``MaskedGraph``.
 
     Scales of a graph that is normalised already stay as they are.
 
@@ -136,7 +140,7 @@ def masked(graph: CSRGraph, presence: Float[Array, " edges"]) -> MaskedGraph:
         product = (weights.T * presence.astype(weights.dtype)).T
     fields = {f.name: getattr(graph, f.name) for f in dataclasses.fields(CSRGraph)}
     fields |= {"weights": product, "plan": given_plan(graph)}
-    return _with_parts(MaskedGraph(**fields, presence=presence, given_weights=weights), graph)
+    return _share_parts(MaskedGraph(**fields, presence=presence, given_weights=weights), graph)
 
 
 def edge_presence(graph: Any) -> Float[Array, " edges"] | None:
@@ -186,23 +190,23 @@ def without_presence(graph: Any) -> Any:
 
 
 def from_columns(graph: CSRGraph, like: MaskedGraph) -> MaskedGraph:
-    """The masked graph of a plain one with the columns of ``MaskedGraph.columns``."""
+    """Returns the masked graph of a plain one with the columns of ``MaskedGraph.columns``."""
     assert graph.weights is not None
-    presence, given, weights = (graph.weights[:, column] for column in range(3))
-    made = masked(_plain(graph, None if like.given_weights is None else given), presence)
+    presence, weights_alone, weights = (graph.weights[:, column] for column in range(3))
+    result = masked(_plain(graph, None if like.given_weights is None else weights_alone), presence)
     dtype = jnp.asarray(like.weights).dtype
-    return cast(MaskedGraph, made._with_fields(weights=weights.astype(dtype)))
+    return cast(MaskedGraph, result._with_fields(weights=weights.astype(dtype)))
 
 
 def _plain(graph: CSRGraph, weights: Any, **changed: Any) -> CSRGraph:
-    """The edges as a graph that is not masked, with these weights."""
+    """Returns the edges as a graph that is not masked, with these weights."""
     fields = {f.name: getattr(graph, f.name) for f in dataclasses.fields(CSRGraph)}
     fields |= {"weights": weights, "plan": given_plan(graph), **changed}
-    return _with_parts(CSRGraph(**fields), graph)
+    return _share_parts(CSRGraph(**fields), graph)
 
 
-def _with_parts[Graph: CSRGraph](made: Graph, like: CSRGraph) -> Graph:
+def _share_parts[Graph: CSRGraph](graph: Graph, like: CSRGraph) -> Graph:
     """Shares the parts that are built on demand with a graph of the same edges."""
     if is_concrete(like.indptr, like.indices):
-        made.__dict__["_parts"] = like.concrete_parts()
-    return plan_on_demand(made, like=like)
+        graph.__dict__["_parts"] = like.concrete_parts()
+    return plan_on_demand(graph, like=like)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,12 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn._arrays.arrays import is_concrete, put_own, require_no_heads, shown_sides
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.rows import CompressedRows, Normalization
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
-Normalization = Literal["mean", "sym", "gcn"]
-"""Kind of normalisation: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``, with the
-degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
-
-
-def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
+def normalized_graph[Graph: CompressedRows](graph: Graph, kind: Normalization | None) -> Graph:
     """The graph with the scales or weights of a kind of normalisation; unchanged for None."""
     where = "CSRGraph.normalized"
     if kind is None:
@@ -34,8 +28,8 @@ def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
         raise bad_input(where, "self", "not normalised yet", repr(graph.normalization))
     require_no_heads(where, "self", graph.weights)
     if kind == "gcn":
-        made = gcn_coefficients(graph, add_self_loops=False)
-        fields = {"weights": made.weights, "row_scale": made.scale, "col_scale": made.scale}
+        scale, weights, _ = gcn_coefficients(graph, add_self_loops=False)
+        fields = {"weights": weights, "row_scale": scale, "col_scale": scale}
     elif graph.weights is None:
         fields = degree_scales(graph, kind)
     else:
@@ -43,7 +37,7 @@ def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
     return graph._with_fields(**fields, normalization=kind)
 
 
-def degree_scales(graph: CSRGraph, kind: Normalization) -> dict[str, Any]:
+def degree_scales(graph: CompressedRows, kind: Normalization) -> dict[str, Any]:
     """The scales of an unweighted graph for ``"mean"`` or ``"sym"``, on the host unless traced.
 
     On the host they are rounded once, from float64.
@@ -51,7 +45,7 @@ def degree_scales(graph: CSRGraph, kind: Normalization) -> dict[str, Any]:
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     is_host = is_concrete(graph.indptr, graph.indices)
     if is_host:
-        graph.concrete_parts()  # checks the structure
+        graph.concrete_parts()  # This checks the structure.
 
     def scale(degrees: Any, exponent: float) -> Any:
         if not is_host:
@@ -90,7 +84,7 @@ _COEFFICIENTS: IdentityMemory[GCNCoefficients] = IdentityMemory()
 _HAVE_LOOPS: IdentityMemory[bool] = IdentityMemory()
 
 
-def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficients:
+def gcn_coefficients(graph: CompressedRows, *, add_self_loops: bool) -> GCNCoefficients:
     """Computes the normalisation of a square graph that is not normalised yet.
 
     On a concrete graph it is computed on the host in float64, and only once for the same arrays,
@@ -114,8 +108,8 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
     return _COEFFICIENTS.get(arrays, options, lambda: _computed_on_host(graph, add_self_loops))
 
 
-def every_node_has_a_loop(graph: CSRGraph) -> bool:
-    """Whether each node of a square graph, not traced, has a self loop; computed once."""
+def every_node_has_a_loop(graph: CompressedRows) -> bool:
+    """Returns whether each node of a square graph, not traced, has a self loop; computed once."""
     arrays = graph.indptr, graph.indices
 
     def ask() -> bool:
@@ -125,24 +119,24 @@ def every_node_has_a_loop(graph: CSRGraph) -> bool:
     return _HAVE_LOOPS.get(arrays, None, ask)
 
 
-def _computed_on_host(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
-    made = _computed(graph, add_self_loops)
+def _computed_on_host(graph: CompressedRows, add_self_loops: bool) -> GCNCoefficients:
+    exact = _computed(graph, add_self_loops)
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
-    loops = made.loops if made.loops is not None and made.loops.any() else None
+    loops = exact.loops if exact.loops is not None and exact.loops.any() else None
     return GCNCoefficients(
-        scale=None if made.scale is None else put_own(made.scale.astype(dtype)),
-        weights=None if made.weights is None else put_own(made.weights),
+        scale=None if exact.scale is None else put_own(exact.scale.astype(dtype)),
+        weights=None if exact.weights is None else put_own(exact.weights),
         loops=None if loops is None else put_own(loops.astype(dtype)),
     )
 
 
-def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
+def _computed(graph: CompressedRows, add_self_loops: bool) -> GCNCoefficients:
     """The coefficients in the dtype of the sums: in numpy if the graph is concrete, else traced."""
     rows, senders = _ends(graph)
     xp: Any = np if isinstance(rows, np.ndarray) else jnp
-    given: Any = graph.weights
+    original: Any = graph.weights
     weights = None
-    if given is None:
+    if original is None:
         dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(jnp.float64)
         degrees = xp.diff(xp.asarray(graph.indptr)).astype(dtype)
     else:
@@ -157,17 +151,17 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
         return GCNCoefficients(power_or_zero(degrees, -0.5), None, loops)
     of_senders = degrees if xp is np else graph.sender_table(degrees)
     columns = xp.where(rows < graph.num_rows, xp.asarray(graph.indices), of_senders.shape[0])
-    scale = _of_ends(degrees, -0.5, rows) * _of_ends(of_senders, -0.5, columns)
-    return GCNCoefficients(None, (weights * scale).astype(given.dtype), loops)
+    scale = _scales_at_ends(degrees, -0.5, rows) * _scales_at_ends(of_senders, -0.5, columns)
+    return GCNCoefficients(None, (weights * scale).astype(original.dtype), loops)
 
 
-def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:
+def normalized_weights(graph: CompressedRows, kind: Normalization) -> Any:
     """Divides weights by sums of rows and columns: ``w_ij / R_i`` or ``w_ij / √(R_i C_j)``."""
-    given: Any = graph.weights
+    original: Any = graph.weights
     rows, _ = _ends(graph)
     weights, row_sums = _weights_and_sums(graph, rows)
     if kind == "mean":
-        made = weights * _of_ends(row_sums, -1.0, rows)
+        normalized = weights * _scales_at_ends(row_sums, -1.0, rows)
     else:
         is_host = isinstance(rows, np.ndarray)
         xp: Any = np if is_host else jnp
@@ -176,39 +170,39 @@ def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:
             column_sums = np.bincount(columns, weights, graph.num_cols)[: graph.num_cols]
         else:
             column_sums = graph._sums_of_senders(weights)
-        scale = _of_ends(row_sums, -0.5, rows) * _of_ends(column_sums, -0.5, columns)
-        made = weights * scale
-    made = made.astype(given.dtype)
-    return put_own(made) if isinstance(made, np.ndarray) else made
+        scale = _scales_at_ends(row_sums, -0.5, rows) * _scales_at_ends(column_sums, -0.5, columns)
+        normalized = weights * scale
+    normalized = normalized.astype(original.dtype)
+    return put_own(normalized) if isinstance(normalized, np.ndarray) else normalized
 
 
-def _weights_and_sums(graph: CSRGraph, rows: Any) -> tuple[Any, Any]:
+def _weights_and_sums(graph: CompressedRows, rows: Any) -> tuple[Any, Any]:
     """The weights of the edge slots in the dtype of sums, zero for padding; and each row's sum."""
-    given: Any = graph.weights
+    original: Any = graph.weights
     if isinstance(rows, np.ndarray):
-        weights = np.where(rows < graph.num_rows, np.asarray(given), 0).astype(np.float64)
+        weights = np.where(rows < graph.num_rows, np.asarray(original), 0).astype(np.float64)
         return weights, np.bincount(rows, weights, graph.num_rows)[: graph.num_rows]
-    dtype = jnp.float64 if given.dtype == jnp.float64 else jnp.float32
-    weights = jnp.where(rows < graph.num_rows, jnp.asarray(given), 0).astype(dtype)
+    dtype = jnp.float64 if original.dtype == jnp.float64 else jnp.float32
+    weights = jnp.where(rows < graph.num_rows, jnp.asarray(original), 0).astype(dtype)
     return weights, sum_rows(weights, graph.indptr)
 
 
-def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
+def _scales_at_ends(sums: Any, exponent: float, ends: Any) -> Any:
     """Returns the scale at the end of each edge, zero for padding, whose end is past the last."""
     xp: Any = np if isinstance(sums, np.ndarray) else jnp
     return xp.append(power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
 
 
-def _ends(graph: CSRGraph) -> tuple[Any, Any]:
+def _ends(graph: CompressedRows) -> tuple[Any, Any]:
     """The receiver and the sender of each edge slot, in numpy if nothing of the graph is traced."""
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
         return row_ids(graph.indptr, graph.num_edges), graph.senders_as_rows()
     return _ends_on_host(graph)
 
 
-def _ends_on_host(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
+def _ends_on_host(graph: CompressedRows) -> tuple[np.ndarray, np.ndarray]:
     """The receiver and the sender of each edge slot, of a graph whose structure is concrete."""
-    graph.concrete_parts()  # checks the structure
+    graph.concrete_parts()  # This checks the structure.
     return row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)
 
 

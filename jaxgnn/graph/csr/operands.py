@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.plan.built_parts import given_plan
 from jaxgnn.graph.plan.edge_blocks import EdgeBlocks, Limits, blocks_for
-from jaxgnn.graph.plan.parts import given_plan
 
 
 def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
@@ -44,12 +44,12 @@ def edge_blocks(graph: CSRGraph, limits: Limits, row_bytes: int) -> EdgeBlocks |
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:
-    """Weights and scales in float32, None where the graph has none."""
+    """Returns weights and scales in float32, None where the graph has none."""
     return as_float32(graph.weights), *scales(graph)
 
 
 def scales(graph: CSRGraph) -> tuple[Array | None, Array | None]:
-    """The scales of a normalised graph in float32, None where it has none."""
+    """Returns the scales of a normalised graph in float32, None where it has none."""
     return as_float32(graph.row_scale), as_float32(graph.col_scale)
 
 

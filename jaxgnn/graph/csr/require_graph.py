@@ -12,14 +12,14 @@ from jaxgnn.graph.csr.masked_graph import MaskedGraph
 from jaxgnn.graph.csr.validation import check_shapes
 
 
-def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
+def require_graph(where: str, argument: str, value: Any, note: str = "") -> None:
     """Raises ValueError unless ``given`` is a CSRGraph; the message says how to build one.
 
     ``note`` adds text about the argument, such as ``", which comes first"``.
     """
-    if not isinstance(given, CSRGraph):
-        expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(given)}"
-        raise bad_input(where, argument, expected, type(given).__name__)
+    if not isinstance(value, CSRGraph):
+        expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(value)}"
+        raise bad_input(where, argument, expected, type(value).__name__)
 
 
 def check_graph(where: str, graph: Any) -> CSRGraph:
@@ -61,12 +61,12 @@ def refuse_weights(
     raise bad_input(where, argument, f"{expected}, which are not applied", f"{got}; {way}")
 
 
-def _way_to_make_one(given: Any) -> str:
-    if hasattr(given, "senders") and hasattr(given, "n_node"):
+def _way_to_make_one(value: Any) -> str:
+    if hasattr(value, "senders") and hasattr(value, "n_node"):
         return " (CSRGraph.from_graphs_tuple makes one)"
-    if hasattr(given, "graph") and isinstance(given.graph, CSRGraph):
+    if hasattr(value, "graph") and isinstance(value.graph, CSRGraph):
         return " (pass batch.graph)"
-    dtype = str(getattr(given, "dtype", None))  # also for torch, whose dtypes have no kind
-    if getattr(given, "ndim", 0) == 2 and given.shape[0] == 2 and "int" in dtype:
+    dtype = str(getattr(value, "dtype", None))  # also for torch, whose dtypes have no kind
+    if getattr(value, "ndim", 0) == 2 and value.shape[0] == 2 and "int" in dtype:
         return " (CSRGraph.from_edge_index(edge_index, num_nodes) makes one)"
     return ""

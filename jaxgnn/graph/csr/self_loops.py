@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.build import sorted_graph
 from jaxgnn.graph.csr.edge_list import (
     EdgeList,
     EdgeNames,
     keep_order,
     known_order,
     reordered,
-    sorted_graph,
 )
 from jaxgnn.graph.csr.normalization import nodes_without_loop
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
@@ -39,18 +39,18 @@ def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes
     mask: Any = xp.concatenate([real, missing])
     senders, receivers = (xp.concatenate([ids, nodes]) for ids in (indices, receivers))
     weights, order = _with_weights_of_loops(graph, weight), known_order(graph)
-    if order is not None:  # that of the edges, and -1 for each loop
+    if order is not None:  # Loops have the position -1.
         order = xp.concatenate([order, xp.full(num_rows, -1, order.dtype)])
     is_padded = num_real_nodes is not None or (is_host and not real.all())
     edges = EdgeList(senders, receivers, weights, mask)
-    if is_host and not is_padded:  # only slots that hold an edge
+    if is_host and not is_padded:  # Keep only slots that hold an edge.
         there = np.flatnonzero(mask)
         weights = None if weights is None else weights[there]
         edges = EdgeList(senders[there], receivers[there], weights)
         order = reordered(order, there)
     names = EdgeNames(_WHERE)
-    made, slots = sorted_graph(type(graph), names, edges, num_rows, with_order=order is not None)
-    return keep_order(made, reordered(order, slots))
+    looped, slots = sorted_graph(type(graph), names, edges, num_rows, with_order=order is not None)
+    return keep_order(looped, reordered(order, slots))
 
 
 def _with_weights_of_loops(graph: Any, weight: Any) -> Any:
@@ -62,7 +62,7 @@ def _with_weights_of_loops(graph: Any, weight: Any) -> Any:
 
 
 def checked_count(count: Any, num_rows: int) -> Any:
-    """The number of real nodes, maybe traced; ValueError unless in ``[0, num_rows]``."""
+    """Returns the number of real nodes, maybe traced; ValueError unless in ``[0, num_rows]``."""
     expected = f"an integer in [0, {num_rows}], the number of nodes that are no padding"
     is_integer = jnp.issubdtype(getattr(count, "dtype", type(count)), jnp.integer)
     if not is_integer or getattr(count, "ndim", 0) != 0:

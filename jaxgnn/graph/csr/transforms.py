@@ -139,14 +139,14 @@ def permute(graph: CSRGraph, order: npt.ArrayLike, *, return_edges: bool = False
     if len(order) != graph.num_rows:
         expected = f"a permutation of the {graph.num_rows} nodes"
         raise bad_input("permute", "order", expected, f"{len(order)} ids")
-    made, _, edge_ids = _part(graph, edges, order)
-    made = dataclasses.replace(
-        made,
+    permuted, _, edge_ids = _part(graph, edges, order)
+    permuted = dataclasses.replace(
+        permuted,
         row_scale=None if graph.row_scale is None else take(graph.row_scale, order),
         col_scale=None if graph.col_scale is None else take(graph.col_scale, order),
         normalization=graph.normalization,
     )
-    return (made, edge_ids) if return_edges else made
+    return (permuted, edge_ids) if return_edges else permuted
 
 
 @overload
@@ -178,8 +178,8 @@ def remove_self_loops(graph: CSRGraph, *, return_edges: bool = False) -> Any:
     slots = np.flatnonzero(edges.senders != edges.receivers)
     ends = edges.senders[slots], edges.receivers[slots]
     weights = None if edges.weights is None else edges.weights[slots]
-    made = CSRGraph.from_edges(*ends, graph.num_rows, weights)
-    return (made, own(slots)) if return_edges else made
+    result = CSRGraph.from_edges(*ends, graph.num_rows, weights)
+    return (result, own(slots)) if return_edges else result
 
 
 @overload
@@ -223,18 +223,18 @@ def add_self_loops(
       ([0, 0, 1], [0, 1, -1])
     """
     edges = edges_of("add_self_loops", graph)
-    made = graph.with_self_loops(weight, duplicates=duplicates)
+    looped = graph.with_self_loops(weight, duplicates=duplicates)
     if not return_edges:
-        return made
-    old, new = np.asarray(graph.indptr), np.asarray(made.indptr)
+        return looped
+    old, new = np.asarray(graph.indptr), np.asarray(looped.indptr)
     rows_with_a_new_loop = np.flatnonzero(np.diff(new) > np.diff(old))
     edge_ids = np.insert(np.arange(len(edges.senders)), old[rows_with_a_new_loop + 1], -1)
-    padding = np.full(made.num_edges - len(edge_ids), -1)
-    return made, own(np.concatenate([edge_ids, padding]))
+    padding = np.full(looped.num_edges - len(edge_ids), -1)
+    return looped, own(np.concatenate([edge_ids, padding]))
 
 
 def _part(graph: CSRGraph, edges: Edges, nodes: np.ndarray) -> Subgraph:
-    """The graph of these nodes, in this order."""
+    """Returns the graph of these nodes, in this order."""
     if len(nodes) == graph.num_rows:
         new_ids = inverse_permutation(nodes)
     else:
@@ -245,8 +245,8 @@ def _part(graph: CSRGraph, edges: Edges, nodes: np.ndarray) -> Subgraph:
     _, order = sort_edges(receivers[slots], len(nodes))
     slots = slots[order]
     weights = None if edges.weights is None else edges.weights[slots]
-    made = CSRGraph.from_edges(senders[slots], receivers[slots], len(nodes), weights)
-    return Subgraph(made, own(nodes), own(slots))
+    part = CSRGraph.from_edges(senders[slots], receivers[slots], len(nodes), weights)
+    return Subgraph(part, own(nodes), own(slots))
 
 
 class Edges(NamedTuple):
@@ -272,7 +272,7 @@ def edges_of(
     if not allow_normalized and graph.is_normalized:
         expected = "not normalised, since its degrees change; normalise the result"
         raise bad_input(where, "graph", expected, repr(graph.normalization))
-    graph.concrete_parts()  # checks the structure
+    graph.concrete_parts()  # This checks the structure.
     indptr = np.asarray(graph.indptr)
     real = slice(0, int(indptr[-1]))
     weights = None if graph.weights is None else np.asarray(graph.weights)[real]
@@ -315,7 +315,7 @@ Reduce = Literal["sum", "mean", "min", "max", "mul"]
 
 _UFUNCS: dict[Reduce, Callable[..., np.ndarray]] = {
     "sum": np.add.reduceat,
-    "mean": np.add.reduceat,  # then divided by the number of edges
+    "mean": np.add.reduceat,  # The sum is then divided by the number of edges.
     "min": np.minimum.reduceat,
     "max": np.maximum.reduceat,
     "mul": np.multiply.reduceat,
@@ -356,8 +356,8 @@ def coalesce(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = Fa
       ([0, 2], [2.0, 4.0], [1, 0, 1])
     """
     edges = edges_of("coalesce", graph, allow_bipartite=True)
-    made, slots = _merge("coalesce", edges, reduce, graph.shape)
-    return (made, own(slots)) if return_slots else made
+    merged, slots = _merge("coalesce", edges, reduce, graph.shape)
+    return (merged, own(slots)) if return_slots else merged
 
 
 @overload
@@ -399,14 +399,14 @@ def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool
         receivers=np.concatenate([edges.receivers, edges.senders]),
         weights=None if edges.weights is None else np.concatenate([edges.weights] * 2),
     )
-    made, slots = _merge("to_undirected", both, reduce, graph.shape)
-    return (made, own(slots.reshape(2, -1))) if return_slots else made
+    merged, slots = _merge("to_undirected", both, reduce, graph.shape)
+    return (merged, own(slots.reshape(2, -1))) if return_slots else merged
 
 
 def _merge(
     where: str, edges: Edges, reduce: Reduce, shape: tuple[int, int]
 ) -> tuple[CSRGraph, np.ndarray]:
-    """The graph of the distinct edges, and the slot there of each old edge.
+    """Returns the graph of the distinct edges, and the slot there of each old edge.
 
     Raises:
       ValueError: if ``reduce`` is not the name of a reduction.

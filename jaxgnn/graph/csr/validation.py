@@ -1,9 +1,12 @@
-"""Checks of a graph's shapes and values, and the clamping of ids that nothing has checked."""
+"""Checks of a graph's shapes and values, and the clamping of ids that nothing has checked.
+
+Graphs call these functions, so that ``graph`` is a ``CSRGraph`` here without its type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +19,13 @@ from jaxgnn._arrays.arrays import (
     match_varying,
 )
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.plan.built_parts import given_plan
 from jaxgnn.graph.plan.edge_blocks import make_edge_blocks
-from jaxgnn.graph.plan.parts import given_plan
 from jaxgnn.graph.plan.schedule import MAX_EDGES_PER_UNIT, make_schedule, units
 from jaxgnn.graph.plan.sorting import transpose_on_host
 
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
-
-def validate_graph(graph: CSRGraph) -> None:
+def validate_graph(graph: Any) -> None:
     """Raises ValueError naming the first invalid entry."""
     if not is_concrete(*arrays_of(graph)):
         raise bad_input("CSRGraph.validate", "self", "concrete; call it outside jit", "a tracer")
@@ -41,13 +41,13 @@ def validate_graph(graph: CSRGraph) -> None:
         _check_plan(graph, plan, indptr)
 
 
-def arrays_of(graph: CSRGraph) -> list[Any]:
-    """The arrays of a graph and of its existing plan; no plan is built for this."""
+def arrays_of(graph: Any) -> list[Any]:
+    """Returns the arrays of a graph and of its existing plan; no plan is built for this."""
     fields = graph.indptr, graph.indices, graph.weights, graph.row_scale, graph.col_scale
     return jax.tree.leaves((fields, given_plan(graph)))
 
 
-def validate_structure(graph: CSRGraph) -> None:
+def validate_structure(graph: Any) -> None:
     """The part of ``validate_graph`` for the inputs of the plan: offsets and senders."""
     check_shapes("CSRGraph", graph)
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
@@ -55,7 +55,7 @@ def validate_structure(graph: CSRGraph) -> None:
     _check_ids("CSRGraph", "indices", indices[: indptr[-1]], graph.num_cols)
 
 
-def check_shapes(where: str, graph: CSRGraph) -> None:
+def check_shapes(where: str, graph: Any) -> None:
     """Raises ValueError for the first array of a wrong shape or dtype; ``where`` is the op."""
     for name, expected, got in _wrong_shapes(graph):
         raise bad_input(where, f"graph.{name}", expected, got)
@@ -64,7 +64,7 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
 _OFFSETS, _IDS = (jnp.dtype(jnp.int32), jnp.dtype(jnp.int64)), (jnp.dtype(jnp.int32),)
 
 
-def _wrong_shapes(graph: CSRGraph) -> Iterator[tuple[str, str, Any]]:
+def _wrong_shapes(graph: Any) -> Iterator[tuple[str, str, Any]]:
     """Yields name, expected and actual value of each array of a wrong shape or dtype."""
     indptr, indices, weights = graph.indptr, graph.indices, graph.weights
     if indptr.ndim != 1 or indptr.shape[0] < 1:
@@ -104,7 +104,7 @@ def _wrong_shapes(graph: CSRGraph) -> Iterator[tuple[str, str, Any]]:
             yield f"plan.{name}", " or ".join(dtype.name for dtype in dtypes), array.dtype
 
 
-def _arrays_of_plan(graph: CSRGraph, plan: Any) -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
+def _arrays_of_plan(graph: Any, plan: Any) -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
     """Yields name, array, length and dtypes of each part that a plan has."""
     if plan is None:
         return
@@ -125,7 +125,7 @@ def _arrays_of_plan(graph: CSRGraph, plan: Any) -> Iterator[tuple[str, Any, int,
     yield from (row for row in arrays if row[1] is not None)
 
 
-def bounded_graph(graph: CSRGraph) -> CSRGraph:
+def bounded_graph(graph: Any) -> Any:
     """Returns a traced graph with senders and offsets clamped, or the same graph if in range.
 
     Kernels would read or write other memory at an id out of range. Where offsets decrease, or do
@@ -137,15 +137,15 @@ def bounded_graph(graph: CSRGraph) -> CSRGraph:
     rises = jnp.all(indptr[..., 1:] >= indptr[..., :-1], -1, keepdims=True)
     indptr = jnp.where(rises & (indptr[..., :1] == 0), indptr.clip(0, graph.num_edges), 0)
     indices = indices.clip(0, graph.num_cols - 1)
-    made = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
+    bounded = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
     degrees = graph.__dict__.get("_uniform_degrees")
-    return made if degrees is None else made.with_known_degrees(degrees)
+    return bounded if degrees is None else bounded.with_known_degrees(degrees)
 
 
 def check_offsets(where, name, indptr, num_edges):
     if indptr[0] != 0:
         raise bad_input(where, f"{name}[0]", "0", int(indptr[0]))
-    falling = indptr[1:] < indptr[:-1]  # differences may overflow
+    falling = indptr[1:] < indptr[:-1]  # Differences may overflow.
     if falling.any():
         at = int(np.flatnonzero(falling)[0]) + 1
         raise bad_input(where, f"{name}[{at}]", f"at least {indptr[at - 1]}", int(indptr[at]))
@@ -162,7 +162,7 @@ def _check_ids(where, name, ids, bound):
 
 def check_finite(where: str, name: str, values: np.ndarray) -> None:
     """Raises ValueError naming the first value that is not finite."""
-    if values.dtype not in (np.float32, np.float64):  # for others numpy has no test
+    if values.dtype not in (np.float32, np.float64):  # NumPy has no test for others.
         values = values.astype(np.float32)
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:
@@ -176,8 +176,8 @@ def _check_plan(graph, plan, indptr):
     if plan.transposed_indptr is not None:
         _check_transpose(graph, plan, indptr)
     elif plan.permutation is not None:
-        made = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
-        check_equal("CSRGraph", "plan.permutation", np.asarray(plan.permutation), made[2])
+        transposed = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
+        check_equal("CSRGraph", "plan.permutation", np.asarray(plan.permutation), transposed[2])
     if plan.schedule is not None:
         _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
     if plan.transposed_schedule is not None:
@@ -196,8 +196,8 @@ def _check_edge_blocks(graph, plan, indptr):
     wanted, got = ([blocks.shape for blocks in b] for b in (expected, plan.edge_blocks))
     if wanted != got:
         raise bad_input("CSRGraph", "plan.edge_blocks", f"of shapes {wanted}", got)
-    for at, (given, made) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
-        check_equal("CSRGraph", f"plan.edge_blocks[{at}]", given, made)
+    for at, (actual, computed) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
+        check_equal("CSRGraph", f"plan.edge_blocks[{at}]", actual, computed)
 
 
 def _check_transpose(graph, plan, indptr):
@@ -220,11 +220,11 @@ def _check_transpose(graph, plan, indptr):
 
 def _check_same_transpose(graph, plan, indptr):
     """Compares with the computed transpose, where no permutation identifies the edges."""
-    made = transpose_on_host(
+    transposed = transpose_on_host(
         indptr, np.asarray(graph.indices), graph.num_cols, with_permutation=False
     )
     names = "transposed_indptr", "transposed_indices"
-    for name, expected in zip(names, made[:2], strict=True):
+    for name, expected in zip(names, transposed[:2], strict=True):
         real = slice(0, None if name == "transposed_indptr" else int(indptr[-1]))
         check_equal(
             "CSRGraph", f"plan.{name}", np.asarray(getattr(plan, name))[real], expected[real]
@@ -274,12 +274,12 @@ def _check_schedule(name, schedule, indptr, num_edges):
     check_equal("CSRGraph", name, schedule, make_schedule(indptr, num_edges))
 
 
-def check_equal(where, name, given, expected):
+def check_equal(where, name, actual, expected):
     """Raises unless the derived parts of a plan equal the computed ones."""
-    wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
+    wanted, got = jax.tree.structure(expected), jax.tree.structure(actual)
     if wanted != got:
         raise bad_input(where, name, f"of structure {wanted}", got)
-    arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(given)
+    arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(actual)
     for (path, wanted), got in zip(*arrays, strict=True):
         at, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
         if wanted.shape != got.shape:

@@ -71,21 +71,21 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     # -- a mapping ---------------------------------------------------------------------------
 
     def __getitem__(self, edge_type: EdgeType) -> CSRGraph:
-        """The graph of a relation; KeyError lists the existing ones."""
+        """Returns the graph of a relation; KeyError lists the existing ones."""
         if edge_type not in self.edge_types:
             raise KeyError(f"HeteroGraph: {edge_type!r} is none of {list(self.edge_types)}")
         return self._graphs[self.edge_types.index(edge_type)]
 
     def __iter__(self) -> Iterator[EdgeType]:
-        """The relations, in their order."""
+        """Returns the relations, in their order."""
         return iter(self.edge_types)
 
     def __len__(self) -> int:
-        """The number of relations."""
+        """Returns the number of relations."""
         return len(self.edge_types)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same object: arrays may be traced, and are not compared."""
+        """Returns whether it is the same object: arrays may be traced, and are not compared."""
         return self is other
 
     __hash__ = object.__hash__
@@ -106,7 +106,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     # -- a pytree ----------------------------------------------------------------------------
 
     def tree_flatten_with_keys(self):
-        """The graphs, and their prepared parts, as the children of the pytree."""
+        """Returns the graphs, and their prepared parts, as the children of the pytree."""
         keys = [*map(jax.tree_util.DictKey, self.edge_types), jax.tree_util.GetAttrKey("joined")]
         children = zip(keys, (*self._graphs, self._joined), strict=True)
         return tuple(children), (self.edge_types, tuple(self.num_nodes.items()))
@@ -114,11 +114,11 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     @classmethod
     def tree_unflatten(cls, options: Any, children: Sequence[Any]) -> HeteroGraph:
         """Builds the pytree from its children, which may be of any kind."""
-        made = object.__new__(cls)
-        made.edge_types, made.num_nodes = options[0], dict(options[1])
-        *graphs, made._joined = children
-        made._graphs = tuple(graphs)
-        return made
+        graph = object.__new__(cls)
+        graph.edge_types, graph.num_nodes = options[0], dict(options[1])
+        *graphs, graph._joined = children
+        graph._graphs = tuple(graphs)
+        return graph
 
     # -- types -------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         return HeteroGraph(graphs, num_nodes=self.num_nodes)
 
     def joined(self) -> CSRGraph:
-        """All relations as one graph, so that one op reads all of them.
+        """Returns all relations as one graph, so that one op reads all of them.
 
         Receivers are the nodes of all types, one type after the other. Senders are the nodes of the
         sending type of each relation, one relation after the other, as each relation has its own
@@ -191,9 +191,9 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
 
     def prepared(self) -> HeteroGraph:
         """Returns the relations with ``joined`` in the pytree, for jitted functions."""
-        made = HeteroGraph(dict(self), num_nodes=self.num_nodes)
-        made._joined = self.joined()
-        return made
+        prepared = HeteroGraph(dict(self), num_nodes=self.num_nodes)
+        prepared._joined = self.joined()
+        return prepared
 
     def to_homogeneous(self) -> RelationalGraph:
         """Returns one graph with the nodes of all types, one type after the other.
@@ -228,17 +228,17 @@ def check_edge_type(where: str, argument: str, edge_type: Any) -> None:
         raise bad_input(where, argument, expected, repr(edge_type))
 
 
-def _counted(graphs: Mapping[EdgeType, CSRGraph], given: Mapping[str, int]) -> dict[str, int]:
+def _counted(graphs: Mapping[EdgeType, CSRGraph], num_nodes: Mapping[str, int]) -> dict[str, int]:
     """The number of nodes of each type, sorted by type; ValueError if two relations disagree."""
-    found: dict[str, tuple[int, str]] = {}
-    for node_type, count in given.items():
+    counts: dict[str, tuple[int, str]] = {}
+    for node_type, count in num_nodes.items():
         require_size("HeteroGraph", f"num_nodes[{node_type!r}]", count)
-        found[node_type] = count, "num_nodes"
+        counts[node_type] = count, "num_nodes"
     for edge_type, graph in graphs.items():
         for node_type, count in zip((edge_type[2], edge_type[0]), graph.shape, strict=True):
-            known, where = found.setdefault(node_type, (count, repr(edge_type)))
-            if known != count:
-                expected = f"of {known} nodes of type {node_type!r}, as in {where}"
+            earlier, where = counts.setdefault(node_type, (count, repr(edge_type)))
+            if earlier != count:
+                expected = f"of {earlier} nodes of type {node_type!r}, as in {where}"
                 argument = f"graphs[{edge_type!r}]"
                 raise bad_input("HeteroGraph", argument, expected, f"{count} (shape {graph.shape})")
-    return {node_type: found[node_type][0] for node_type in sorted(found)}
+    return {node_type: counts[node_type][0] for node_type in sorted(counts)}

@@ -155,7 +155,7 @@ _UNIONS: IdentityMemory[CSRGraph] = IdentityMemory()
 
 
 def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
-    """The graph of all edges of several graphs, with their own rows and columns.
+    """Returns the graph of all edges of several graphs, with their own rows and columns.
 
     For concrete parts it is built once for the same arrays; for graphs that are spread over devices
     it has the own rows of the device.
@@ -194,11 +194,11 @@ def _union_on_device(parts: Sequence[Shift], shape: tuple[int, int]) -> LocalUni
             raise bad_input("RelationalGraph", "graphs", expected, type(part.graph).__name__)
     halo, begins = joined_halo([(part.graph, part.first_column) for part in parts])
     moved = [p._replace(first_column=at) for p, at in zip(parts, begins, strict=True)]
-    made = _union(jnp, moved, (shape[0], halo.table_rows))
+    union = _union(jnp, moved, (shape[0], halo.table_rows))
     return LocalUnion(
-        indptr=made.indptr,
-        indices=made.indices,
-        weights=made.weights,
+        indptr=union.indptr,
+        indices=union.indices,
+        weights=union.weights,
         num_cols=shape[1],
         in_range=True,
         halo=halo,
@@ -211,7 +211,7 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     dtypes: list[Any] = [p.graph.weights.dtype for p in parts if p.graph.weights is not None]
     for graph, first_row, factor, first_column in parts:
         if xp is np:
-            graph.concrete_parts()  # checks the structure
+            graph.concrete_parts()  # This checks the structure.
         rows = (row_ids_on_host if xp is np else row_ids)(graph.indptr, graph.num_edges)
         real.append(rows < graph.num_rows)
         if hasattr(first_row, "dtype"):
@@ -219,9 +219,9 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
         receivers.append(rows * factor + xp.asarray(first_row))
         senders.append(xp.asarray(graph.indices) + first_column)
         if dtypes:
-            given: Any = graph.weights
+            original: Any = graph.weights
             ones = xp.ones(graph.num_edges, dtypes[0])
-            weights.append(ones if given is None else xp.asarray(given))
+            weights.append(ones if original is None else xp.asarray(original))
     mask = xp.concatenate(real)
     return CSRGraph.from_edges(
         xp.concatenate(senders),

@@ -105,7 +105,7 @@ class Incidence(KeepsArrays):
         sizes = np.fromiter(map(len, members), np.int32, len(members))
         nodes = np.asarray(list(itertools.chain.from_iterable(members)) or np.zeros(0, np.int32))
         ids = np.repeat(np.arange(len(members), dtype=np.int32), sizes)
-        return _made("Incidence.from_hyperedges", nodes, ids, num_nodes, len(members))
+        return _new_incidence("Incidence.from_hyperedges", nodes, ids, num_nodes, len(members))
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> Incidence:
@@ -135,7 +135,7 @@ class Incidence(KeepsArrays):
             raise bad_input(where, f"matrix[{node}, {hyperedge}]", expected, counts[strange[0]])
         times = counts.astype(np.int64)
         nodes, hyperedges = np.repeat(entries.row, times), np.repeat(entries.col, times)
-        return _made(where, nodes, hyperedges, *sparse.shape)
+        return _new_incidence(where, nodes, hyperedges, *sparse.shape)
 
     @classmethod
     def from_hyperedge_index(
@@ -167,7 +167,7 @@ class Incidence(KeepsArrays):
             if not is_concrete(index):
                 raise bad_input(where, "num_hyperedges", "given for a traced index", None)
             num_hyperedges = int(np.max(np.asarray(index[1]), initial=-1)) + 1
-        return _made(where, index[0], index[1], num_nodes, num_hyperedges)
+        return _new_incidence(where, index[0], index[1], num_nodes, num_hyperedges)
 
     @classmethod
     def batch(cls, hypergraphs: Sequence[Incidence]) -> Incidence:
@@ -201,34 +201,34 @@ class Incidence(KeepsArrays):
 
     @requires_one
     def mask(self) -> Bool[Array, " incidences"]:
-        """A mask of the slots that are incidences, [incidences] bool; False for padding."""
+        """Returns a mask of the slots that are incidences, [incidences] bool; False for padding."""
         return in_range(*self._ids(), *self.shape)
 
     @requires_one
     def node_degrees(self) -> Int[Array, " nodes"]:
-        """Number of incidences of each node."""
+        """Returns the number of incidences of each node."""
         return self.by_node().degrees()
 
     @requires_one
     def hyperedge_sizes(self) -> Int[Array, " hyperedges"]:
-        """Number of incidences of each hyperedge."""
+        """Returns the number of incidences of each hyperedge."""
         return self.by_hyperedge().degrees()
 
     # -- other forms -------------------------------------------------------------------------
 
     @requires_one
     def by_hyperedge(self) -> CSRGraph:
-        """A graph whose rows are the hyperedges and whose columns are their nodes."""
+        """Returns a graph whose rows are the hyperedges and whose columns are their nodes."""
         return self.made_plan().by_hyperedge
 
     @requires_one
     def by_node(self) -> CSRGraph:
-        """A graph whose rows are the nodes and whose columns are their hyperedges."""
+        """Returns a graph whose rows are the nodes and whose columns are their hyperedges."""
         return self.made_plan().by_node
 
     @requires_one
     def todense(self, dtype: Any = jnp.float32) -> Float[Array, "nodes hyperedges"]:
-        """The incidence matrix: the number of times that each node is in each hyperedge."""
+        """Returns the incidence matrix: the number of times that each node is in each hyperedge."""
         if is_concrete(self.node_ids, self.hyperedge_ids):
             dense = np.zeros(self.shape, dtype)
             nodes, hyperedges = np.asarray(self.node_ids), np.asarray(self.hyperedge_ids)
@@ -256,10 +256,10 @@ class Incidence(KeepsArrays):
         Raises:
           ValueError: if a number is less than the current one.
         """
-        slots = self._at_least("num_incidences", num_incidences)
+        slots = self._padded_size("num_incidences", num_incidences)
         sizes = (
-            self._at_least("num_nodes", num_nodes),
-            self._at_least("num_hyperedges", num_hyperedges),
+            self._padded_size("num_nodes", num_nodes),
+            self._padded_size("num_hyperedges", num_hyperedges),
         )
         added = slots - self.num_incidences
         padding = np.full((2, added), np.array(sizes, np.int32)[:, None])
@@ -292,8 +292,8 @@ class Incidence(KeepsArrays):
         plan = self.__dict__.get("_host_plan")
         if plan is None:
             check_incidence_ids("Incidence", self)
-            made = make_incidence_plan(self.node_ids, self.hyperedge_ids, *self.shape)
-            plan = jax.tree.map(put_own, made)
+            plan = make_incidence_plan(self.node_ids, self.hyperedge_ids, *self.shape)
+            plan = jax.tree.map(put_own, plan)
             self.__dict__["_host_plan"] = plan
         return plan
 
@@ -310,7 +310,7 @@ class Incidence(KeepsArrays):
         validate_incidence(self)
         return self
 
-    def _at_least(self, name: str, size: int | None) -> int:
+    def _padded_size(self, name: str, size: int | None) -> int:
         there = getattr(self, name)
         if size is not None and size < there:
             expected = f"at least {there}, the number that there is"
@@ -342,22 +342,22 @@ class Incidence(KeepsArrays):
 def _joined(where: str, parts: Sequence[Any], sizes: Sequence[int]) -> Incidence:
     xp: Any = np if is_concrete(*itertools.chain.from_iterable(parts)) else jnp
     nodes, hyperedges = (xp.concatenate(ids) for ids in zip(*parts, strict=True))
-    return _made(where, nodes, hyperedges, *sizes)
+    return _new_incidence(where, nodes, hyperedges, *sizes)
 
 
-def _made(
+def _new_incidence(
     where: str, node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int
 ) -> Incidence:
     """Checks the ids and builds the plan, if they are concrete."""
     require_size(where, "num_nodes", num_nodes)
     require_size(where, "num_hyperedges", num_hyperedges)
-    made = Incidence(node_ids, hyperedge_ids, int(num_nodes), int(num_hyperedges))
-    check_incidence_shapes(where, made)
+    incidence = Incidence(node_ids, hyperedge_ids, int(num_nodes), int(num_hyperedges))
+    check_incidence_shapes(where, incidence)
     if is_concrete(node_ids, hyperedge_ids):
-        check_incidence_ids(where, made)
-    nodes, hyperedges = _as_int32(made.node_ids), _as_int32(made.hyperedge_ids)
-    made = dataclasses.replace(made, node_ids=nodes, hyperedge_ids=hyperedges)
-    return made.prepared() if is_concrete(nodes, hyperedges) else made
+        check_incidence_ids(where, incidence)
+    nodes, hyperedges = _as_int32(incidence.node_ids), _as_int32(incidence.hyperedge_ids)
+    incidence = dataclasses.replace(incidence, node_ids=nodes, hyperedge_ids=hyperedges)
+    return incidence.prepared() if is_concrete(nodes, hyperedges) else incidence
 
 
 def _as_int32(ids: Any) -> jax.Array:
@@ -373,7 +373,7 @@ def validate_incidence(incidence: Incidence) -> None:
         raise bad_input("Incidence.validate", "self", "concrete; call it outside jit", "a tracer")
     check_incidence_shapes("Incidence", incidence)
     check_incidence_ids("Incidence", incidence)
-    if incidence.plan is not None:  # another plan gives wrong results
+    if incidence.plan is not None:  # Another plan gives wrong results.
         ids = incidence.node_ids, incidence.hyperedge_ids
         expected = make_incidence_plan(*ids, *incidence.shape)
         check_equal("Incidence", "plan", incidence.plan, expected)

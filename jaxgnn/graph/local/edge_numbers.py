@@ -25,7 +25,7 @@ class Words(NamedTuple):
 
     @classmethod
     def of_host(cls, numbers: np.ndarray) -> Words:
-        """Numbers of numpy, which are not negative."""
+        """Returns numbers of numpy, which are not negative."""
         numbers = numbers.astype(np.uint64)
         low = (numbers & _WORD).astype(np.uint32)
         return cls((numbers >> np.uint64(32)).astype(np.uint32), low)
@@ -37,7 +37,7 @@ class Words(NamedTuple):
         return Words(self.high + others.high + carried, low)
 
     def times(self, factor: int) -> Words:
-        """Each number times ``factor``, which is at most 2^16."""
+        """Returns each number times ``factor``, which is at most 2^16."""
         small = (self.low & _LOW) * np.uint32(factor)
         large = (self.low >> _HALF) * np.uint32(factor) + (small >> _HALF)
         high = self.high * np.uint32(factor) + (large >> _HALF)
@@ -45,7 +45,7 @@ class Words(NamedTuple):
 
 
 def totals_before(counts: UInt32[Array, " n"], total: int) -> UInt32[Array, "n 2"]:
-    """The sum of the counts before each one, in two words, the higher one first.
+    """Returns the sum of the counts before each one, in two words, the higher one first.
 
     ``total`` is a bound of their sum. Below 2^32 one word is enough, and its sums take one pass.
     """
@@ -72,7 +72,7 @@ class EdgeNumbers(KeepsArrays):
     total: int = field(metadata={"static": True})
 
     def of_slots(self, indptr: Int[Array, " rows+1"], receivers: Int[Array, " edges"]) -> Words:
-        """The number of each edge slot of the device; undefined for padding slots."""
+        """Returns the number of each edge slot of the device; undefined for padding slots."""
         rows = jnp.minimum(receivers, self.first.shape[0] - 1)
         behind = jnp.arange(receivers.shape[0], dtype=indptr.dtype) - indptr[rows]
         first = self.first[rows]

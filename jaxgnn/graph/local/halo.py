@@ -88,7 +88,7 @@ class Halo(KeepsArrays):
         return self.devices == 1 or self.rows_received == 0
 
     def first_own(self) -> Int[Array, ""] | int:
-        """The place in the table of the first own row."""
+        """Returns the place in the table of the first own row."""
         return lax.axis_index(self.axis) * self.rows if self.send is None else 0
 
     @overload
@@ -119,7 +119,7 @@ class Halo(KeepsArrays):
         if self.is_empty:
             return x
         has_gradient = jnp.issubdtype(x.dtype, jnp.inexact)
-        return self._along(_gathered if has_gradient else _gather, x, row_axis)
+        return self._apply_along(_gathered if has_gradient else _gather, x, row_axis)
 
     def _exchange_records(self, x: CBSR, row_axis: int) -> CBSR:
         self._check_rows("x", x.values, self.rows, row_axis, "the own rows of a device")
@@ -147,9 +147,9 @@ class Halo(KeepsArrays):
         if self.is_empty:
             return table
         has_gradient = jnp.issubdtype(table.dtype, jnp.inexact)
-        return self._along(_returned if has_gradient else _give_back, table, row_axis)
+        return self._apply_along(_returned if has_gradient else _give_back, table, row_axis)
 
-    def _along(self, move, x: Array, row_axis: int) -> Array:
+    def _apply_along(self, move, x: Array, row_axis: int) -> Array:
         """Applies ``move`` to an array whose rows are moved to the first axis."""
         _, send, x = match_varying(self.ids, self.send, jnp.asarray(x))
         moved = move(self._way(x.dtype), send, jnp.moveaxis(x, row_axis, 0))
@@ -159,7 +159,7 @@ class Halo(KeepsArrays):
         return _Way(self.axis, self.devices, self.rows, self._wire(dtype))
 
     def _wire(self, dtype: jnp.dtype) -> str:
-        """The name of the dtype in which numbers of ``dtype`` are sent."""
+        """Returns the name of the dtype in which numbers of ``dtype`` are sent."""
         if self.wire_dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             return dtype.name
         narrow = jnp.dtype(self.wire_dtype)
@@ -186,7 +186,7 @@ class _Way(NamedTuple):
 
 
 def _gather(way: _Way, send: Array | None, x: Array) -> Array:
-    """The table of rows, from the own ones."""
+    """Returns the table of rows, from the own ones."""
     if send is None:
         table = lax.all_gather(x.astype(way.wire), way.axis, axis=0, tiled=True)
         return table.astype(x.dtype)
@@ -212,7 +212,7 @@ def _give_back(way: _Way, send: Array | None, table: Array) -> Array:
 
 
 def _gather_records(way: _Way, send: Array | None, values: Array, columns: Array):
-    """The tables of values and of columns of compressed rows, by one collective.
+    """Returns the tables of values and of columns of compressed rows, by one collective.
 
     A record has the bytes of a row's values, in the dtype of the wire, and then of its columns.
     """
@@ -226,13 +226,13 @@ def _gather_records(way: _Way, send: Array | None, values: Array, columns: Array
 
 
 def _common_word(*arrays: Array) -> str:
-    """The widest word in which the last axis of each array can be written."""
+    """Returns the widest word in which the last axis of each array can be written."""
     sizes = [array.shape[-1] * array.dtype.itemsize for array in arrays]
     return next(f"uint{8 * n}" for n in (4, 2, 1) if not any(size % n for size in sizes))
 
 
 def _as_words(x: Array, word: str) -> UInt[Array, "*rows words"]:
-    """The bytes of the last axis as words."""
+    """Returns the bytes of the last axis as words."""
     ratio = jnp.dtype(word).itemsize / x.dtype.itemsize
     if ratio > 1:
         x = x.reshape(*x.shape[:-1], -1, int(ratio))
@@ -241,7 +241,7 @@ def _as_words(x: Array, word: str) -> UInt[Array, "*rows words"]:
 
 
 def _from_words(words: UInt[Array, "*rows words"], dtype: jnp.dtype) -> Array:
-    """The array of this dtype whose last axis was written as words."""
+    """Returns the array of this dtype whose last axis was written as words."""
     ratio = dtype.itemsize / words.dtype.itemsize
     if ratio > 1:
         words = words.reshape(*words.shape[:-1], -1, int(ratio))
@@ -249,7 +249,7 @@ def _from_words(words: UInt[Array, "*rows words"], dtype: jnp.dtype) -> Array:
     return x.reshape(*x.shape[:-2], -1) if ratio < 1 else x
 
 
-def _with_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | None, ...]]) -> Any:
+def _add_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | None, ...]]) -> Any:
     """``move`` of the way, the lists and rows, with gradients of the rows by ``back``."""
 
     @partial(custom_vjp, nondiff_argnums=(0,))
@@ -266,8 +266,8 @@ def _with_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | N
     return moved
 
 
-_gathered = _with_gradient(_gather, lambda *given: (_returned(*given),))
-_returned = _with_gradient(_give_back, lambda *given: (_gathered(*given),))
-_records_gathered = _with_gradient(
+_gathered = _add_gradient(_gather, lambda *given: (_returned(*given),))
+_returned = _add_gradient(_give_back, lambda *given: (_gathered(*given),))
+_records_gathered = _add_gradient(
     _gather_records, lambda way, send, tables: (_returned(way, send, tables[0]), None)
 )

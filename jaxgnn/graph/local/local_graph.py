@@ -41,7 +41,7 @@ class EdgesByOwner(KeepsArrays):
     far_slots: Int[Array, " far"]
 
 
-def _at(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
+def _take_or_none(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
     return None if weights is None else jnp.asarray(weights)[slots]
 
 
@@ -81,11 +81,11 @@ class LocalGraph(CSRGraph):
         return self.halo.is_real if self.row_ids is None else self.row_ids >= 0
 
     def bipartite(self) -> CSRGraph:
-        """The own rows by the entries of the table, as a graph without a halo."""
+        """Returns the own rows by the entries of the table, as a graph without a halo."""
         return without_halo(self, col_scale=self._table_scale())
 
     def _table_scale(self) -> Array | None:
-        """The factor of each entry of the table, or None."""
+        """Returns the factor of each entry of the table, or None."""
         scale = self.col_scale
         if scale is None or scale.shape[0] == self.halo.table_rows:
             return scale
@@ -95,17 +95,18 @@ class LocalGraph(CSRGraph):
         """The own rows by own columns, and by the table: together the edges of ``bipartite()``."""
         split, scale = self.split, self._table_scale()
         assert split is not None
-        own = scale
+        near_scale = scale
         if scale is not None:
             begin = self.halo.first_own()
-            own = lax.dynamic_slice_in_dim(jnp.asarray(scale), begin, self.halo.rows)
+            near_scale = lax.dynamic_slice_in_dim(jnp.asarray(scale), begin, self.halo.rows)
         rows = {"row_scale": self.row_scale, "normalization": self.normalization}
-        near = split.near.with_weights(_at(self.weights, split.near_slots))
-        far = split.far.with_weights(_at(self.weights, split.far_slots))
-        return near._with_fields(col_scale=own, **rows), far._with_fields(col_scale=scale, **rows)
+        near = split.near.with_weights(_take_or_none(self.weights, split.near_slots))
+        far = split.far.with_weights(_take_or_none(self.weights, split.far_slots))
+        near = near._with_fields(col_scale=near_scale, **rows)
+        return near, far._with_fields(col_scale=scale, **rows)
 
     def edge_numbers(self) -> Words:
-        """The number of each edge slot in the whole graph; undefined for padding slots."""
+        """Returns the number of each edge slot in the whole graph; undefined for padding slots."""
         return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
 
     def senders_as_rows(self) -> Int[Array, " edges"]:
@@ -114,7 +115,7 @@ class LocalGraph(CSRGraph):
         return jnp.where((rows >= 0) & (rows < self.num_rows), rows, -1)
 
     def own_columns(self) -> Int[Array, " rows"]:
-        """The place in the table of the node of each row of a square graph."""
+        """Returns the place in the table of the node of each row of a square graph."""
         return self.halo.first_own() + jnp.arange(self.num_rows, dtype=jnp.int32)
 
     def row_numbers(self) -> Int[Array, " rows"]:
@@ -124,7 +125,7 @@ class LocalGraph(CSRGraph):
         return jnp.where(self.is_real_row, ids, largest)
 
     def of_all_nodes(self, x: Array) -> Array:
-        """The rows of all nodes of a square graph, in their order in the whole graph.
+        """Returns the rows of all nodes of a square graph, in their order in the whole graph.
 
         Args:
           x: array with a row for each own node. All of them are sent to each device.
@@ -141,12 +142,12 @@ class LocalGraph(CSRGraph):
         return self.halo.exchange(of_nodes)
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
-        """The sum over the edges of all devices that leave each node of the table."""
+        """Returns the sum over the edges of all devices that leave each node of the table."""
         of_device = self.bipartite()._sums_of_senders(of_edges)
         return self.halo.exchange(self.halo.add_at_owners(of_device))
 
     def _column_degrees(self) -> Int[Array, " cols"]:
-        """Number of edges of all devices that leave each own node."""
+        """Returns the number of edges of all devices that leave each own node."""
         transposed = self.bipartite().made_plan("transpose").transposed_indptr
         return self.halo.add_at_owners(jnp.diff(transposed))
 
@@ -223,7 +224,7 @@ def sum_of_parts(
 
 
 def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
-    """The lower 32 bits of the number in the whole graph of each edge slot of a device.
+    """Returns the lower 32 bits of the number in the whole graph of each edge slot of a device.
 
     None for a whole graph, which needs no numbers; ValueError for several relations.
     """
@@ -273,7 +274,7 @@ def with_edges(
             of_loops = jnp.full((rows, *weights.shape[1:]), weight, weights.dtype)
             weights = _behind(weights, of_loops)
         weights = weights[sources]
-    made = dataclasses.replace(
+    changed = dataclasses.replace(
         graph,
         indptr=offsets,
         indices=indices[sources],
@@ -285,7 +286,7 @@ def with_edges(
         numbers=_numbers(graph, jnp.diff(offsets), total),
         split=None,
     )
-    return made, sources
+    return changed, sources
 
 
 def _behind(first: Array, second: Array) -> Array:
@@ -307,7 +308,7 @@ def _numbers(graph: LocalGraph, counts: Int[Array, " rows"], total: int) -> Edge
 def mean_over_nodes(
     graph: CSRGraph, values: Float[Array, "nodes *rest"], weight: Array | None = None
 ) -> Float[Array, " *rest"]:
-    """The mean of the values of all nodes, those of other devices included.
+    """Returns the mean of the values of all nodes, those of other devices included.
 
     On a whole graph on one device it is the mean of its nodes.
 
@@ -358,7 +359,7 @@ def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
 
 
 def max_over_devices(graph: CSRGraph, of_device: Array) -> Array:
-    """The differentiable maximum over the devices; for a whole graph the array itself."""
+    """Returns the differentiable maximum over the devices; for a whole graph the array itself."""
     if not isinstance(graph, LocalGraph):
         return of_device
     return jnp.max(jax.lax.all_gather(of_device, graph.halo.axis), axis=0)

@@ -30,7 +30,7 @@ from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.masked_graph import edge_presence, masked, without_presence
 from jaxgnn.graph.local.local_graph import LocalGraph, with_edges
-from jaxgnn.graph.plan.parts import plan_on_demand
+from jaxgnn.graph.plan.built_parts import plan_on_demand
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
@@ -89,26 +89,28 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     """
     require_one("with_one_loop_each", "graph", graph)
     if isinstance(graph, LocalGraph):
-        return _on_device(graph)
+        return _loops_on_device(graph)
     presence = edge_presence(graph)
-    if presence is not None:  # that of the edges, and loops are there
-        made = with_one_loop_each(without_presence(graph))
+    if presence is not None:  # Loops are present.
+        looped = with_one_loop_each(without_presence(graph))
         of_all = jnp.append(presence, jnp.ones(_num_loops(graph), presence.dtype))
-        return made._replace(graph=masked(made.graph, of_all.at[made.sources].get(mode="clip")))
+        return looped._replace(
+            graph=masked(looped.graph, of_all.at[looped.sources].get(mode="clip"))
+        )
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _looped(jnp, graph)
-    graph.concrete_parts()  # checks the structure
+    graph.concrete_parts()  # This checks the structure.
     return _MADE.get(arrays, graph.num_cols, lambda: _looped(np, graph))
 
 
 def _num_loops(graph: CSRGraph) -> int:
-    is_square = graph.num_rows == graph.num_cols  # which may be a symbolic number
+    is_square = graph.num_rows == graph.num_cols  # It may be a symbolic number.
     return graph.num_rows if is_square else min(graph.shape)
 
 
 def _looped(xp: Any, graph: CSRGraph) -> LoopedGraph:
-    """Rows and their edges keep their order, and the loop is the last edge of its row."""
+    """Adds the loop as the last edge of its row, and keeps the order of rows and edges."""
     is_host = xp is np
     num_edges, loops = graph.num_edges, _num_loops(graph)
     indptr, indices = xp.asarray(graph.indptr), xp.asarray(graph.indices)
@@ -132,22 +134,22 @@ def _looped(xp: Any, graph: CSRGraph) -> LoopedGraph:
         sources = jnp.zeros(slots, dtype).at[places].set(old, mode="drop")
     senders = xp.concatenate([indices, xp.arange(loops, dtype=indices.dtype)])[sources]
     if not is_host:
-        made = type(graph)(offsets, senders, num_cols=graph.num_cols, in_range=graph.in_range)
-        return LoopedGraph(made, sources, kept)
-    made = type(graph)(put_own(offsets), put_own(senders), num_cols=graph.num_cols, in_range=True)
-    return LoopedGraph(plan_on_demand(made), own(sources), own(kept))
+        looped = type(graph)(offsets, senders, num_cols=graph.num_cols, in_range=graph.in_range)
+        return LoopedGraph(looped, sources, kept)
+    looped = type(graph)(put_own(offsets), put_own(senders), num_cols=graph.num_cols, in_range=True)
+    return LoopedGraph(plan_on_demand(looped), own(sources), own(kept))
 
 
-def _on_device(graph: LocalGraph) -> LoopedGraph:
-    """The graph of one device's rows with its loops; padding rows get none."""
+def _loops_on_device(graph: LocalGraph) -> LoopedGraph:
+    """Returns the graph of one device's rows with its loops; padding rows get none."""
     if not graph.is_square:
         expected = "square; make layers between nodes of two kinds with add_self_loops=False"
         raise bad_input("with_one_loop_each", "graph", expected, shown_sides(graph))
     rows = graph.receivers()
     kept = (rows < graph.num_rows) & (rows != graph.senders_as_rows())
     bare = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
-    made, sources = with_edges(bare, kept, graph.is_real_row)
-    return LoopedGraph(made, sources, kept)
+    looped, sources = with_edges(bare, kept, graph.is_real_row)
+    return LoopedGraph(looped, sources, kept)
 
 
 def looped_features(
@@ -156,7 +158,7 @@ def looped_features(
     features: Float[Array, "*batch edges features"],
     fill_value: FillValue = "mean",
 ) -> Float[Array, "*batch new_edges features"]:
-    """Features of the edges of a graph in which every node has one self loop.
+    """Returns features of the edges of a graph in which every node has one self loop.
 
     Differentiable in ``features``.
 
@@ -216,7 +218,7 @@ def _loop_features(
     rows, num_rows = graph.receivers(), graph.num_rows
 
     def of_edges(padding: float) -> Array:
-        """The features, and a neutral number for edges that do not count."""
+        """Returns the features, and a neutral number for edges that do not count."""
         return jnp.where(kept.reshape(-1, *[1] * (features.ndim - 1)), features, padding)
 
     wide = jnp.float64 if features.dtype == jnp.float64 else jnp.float32
@@ -229,8 +231,8 @@ def _loop_features(
             "min": (jax.ops.segment_min, jnp.inf),
             "max": (jax.ops.segment_max, -jnp.inf),
         }[fill_value]
-        found = reduce(of_edges(neutral), rows, num_rows, indices_are_sorted=True)
-        return jnp.where(counts > 0, found, 0)
+        reduced = reduce(of_edges(neutral), rows, num_rows, indices_are_sorted=True)
+        return jnp.where(counts > 0, reduced, 0)
     sums = sum_rows(of_edges(0).astype(wide), jnp.asarray(graph.indptr))
     if fill_value == "mean":
         sums = sums / jnp.maximum(counts, 1).astype(wide)
@@ -244,7 +246,7 @@ def _loops_of_masked(
     features: Float[Array, "edges *rest"],
     fill_value: str,
 ) -> Float[Array, "rows *rest"]:
-    """The sum or the mean, in which each edge counts by its presence."""
+    """Returns the sum or the mean, in which each edge counts by its presence."""
     if fill_value not in ("mean", "add"):
         expected = "'mean', 'add' or numbers, where edges are masked"
         raise bad_input(where, "fill_value", expected, repr(fill_value))
@@ -258,13 +260,13 @@ def _loops_of_masked(
     return sums.astype(features.dtype)
 
 
-def _constant(where: str, num_rows: int, features: Array, given: Any) -> Array:
-    """The same features for all loops: one number, or one for each feature."""
-    is_one = isinstance(given, numbers.Real | np.number) and not isinstance(given, bool)
-    values = np.asarray([given] if is_one else given, np.float64)
+def _constant(where: str, num_rows: int, features: Array, value: Any) -> Array:
+    """Returns the same features for all loops: one number, or one for each feature."""
+    is_one = isinstance(value, numbers.Real | np.number) and not isinstance(value, bool)
+    values = np.asarray([value] if is_one else value, np.float64)
     if values.shape not in ((1,), features.shape[-1:]) or not np.isfinite(values).all():
         expected = f"one finite number, or {features.shape[-1]} of them, one for each feature"
-        raise bad_input(where, "fill_value", expected, repr(given))
+        raise bad_input(where, "fill_value", expected, repr(value))
     row = jnp.asarray(values, features.dtype)
     return jnp.broadcast_to(row, (num_rows, *features.shape[1:]))
 
@@ -273,7 +275,7 @@ def _constant(where: str, num_rows: int, features: Array, given: Any) -> Array:
 def _products(
     values: Float[Array, "edges *rest"], rows: Int[Array, " edges"], num_rows: int
 ) -> Float[Array, "rows *rest"]:
-    """The product of the values of each row's edges, one for a row without edges.
+    """Returns the product of the values of each row's edges, one for a row without edges.
 
     ``jax.ops.segment_prod`` alone has no derivatives.
     """
@@ -286,7 +288,7 @@ def _products_jvp(num_rows, primals, tangents):
     zero = (values == 0).astype(jnp.int32)
     others = jnp.where(zero, 1, values)
     at_rows = {"mode": "clip", "indices_are_sorted": True}
-    product = _products(others, rows, num_rows).at[rows].get(**at_rows)  # without the zeros
+    product = _products(others, rows, num_rows).at[rows].get(**at_rows)  # Without zeros.
     zeros = jax.ops.segment_sum(zero, rows, num_rows, indices_are_sorted=True)
     zeros_of_others = zeros.at[rows].get(**at_rows) - zero
     slopes = jnp.where(zeros_of_others == 0, product / others, 0)

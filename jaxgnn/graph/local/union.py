@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jaxgnn._arrays.arrays import KeepsArrays
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.local.halo import Halo
 
 
@@ -67,7 +67,7 @@ class LocalUnion(CSRGraph):
         return self.is_of_squares and self.num_rows == self.num_cols
 
     def bipartite(self) -> CSRGraph:
-        """The own rows by the entries of the tables, as a graph without a halo."""
+        """Returns the own rows by the entries of the tables, as a graph without a halo."""
         return without_halo(self, col_scale=None)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
@@ -80,12 +80,12 @@ class LocalUnion(CSRGraph):
 
 def without_halo(graph: Any, **fields: Any) -> CSRGraph:
     """The own rows of a device by the entries of the table, with other values of some fields."""
-    given = {field.name: getattr(graph, field.name) for field in dataclasses.fields(CSRGraph)}
-    return CSRGraph(**{**given, "num_cols": graph.halo.table_rows, **fields})
+    current = {field.name: getattr(graph, field.name) for field in dataclasses.fields(CSRGraph)}
+    return CSRGraph(**{**current, "num_cols": graph.halo.table_rows, **fields})
 
 
 def joined_halo(parts: Sequence[tuple[Any, int]]) -> tuple[JoinedHalo, list[int]]:
-    """The tables of several relations, and the start of that of each relation.
+    """Returns the tables of several relations, and the start of that of each relation.
 
     ``parts`` has for each relation the rows of the device, and the first of its senders among all.
     Relations that all gather the same senders share a table.

@@ -111,9 +111,9 @@ def _join_majority(xp, counts: Any, degrees: Any) -> Any:
     Products of integers, each rounded to float32 once, are equal on all devices.
     """
     dtype = degrees.dtype
-    own, of_all = counts.astype(np.float32), counts.sum(0, dtype=dtype).astype(np.float32)
+    weights, of_all = counts.astype(np.float32), counts.sum(0, dtype=dtype).astype(np.float32)
     degree, ends = degrees.astype(np.float32), degrees.sum(dtype=dtype).astype(np.float32)
-    return own * ends > degree[:, None] * of_all
+    return weights * ends > degree[:, None] * of_all
 
 
 def _counts_on_host(transposed_indptr, receivers, num_rows) -> tuple[Count, Count]:
@@ -123,25 +123,25 @@ def _counts_on_host(transposed_indptr, receivers, num_rows) -> tuple[Count, Coun
         (ones, receivers, transposed_indptr), shape=(len(transposed_indptr) - 1, num_rows)
     )
 
-    def of_rows(col_sides):
+    def count_of_rows(col_sides):
         return edges.T @ col_sides.astype(np.int32)
 
-    def of_cols(row_sides):
+    def count_of_cols(row_sides):
         return edges @ row_sides.astype(np.int32)
 
-    return of_rows, of_cols
+    return count_of_rows, count_of_cols
 
 
 def _counts_traced(num_rows, num_cols, receivers, senders) -> tuple[Count, Count]:
     """Returns functions that count the sides of the neighbours of rows and columns, traced."""
 
-    def of_rows(col_sides):
+    def count_of_rows(col_sides):
         sides = col_sides.at[senders].get(mode="fill", fill_value=False).astype(jnp.int32)
         return jax.ops.segment_sum(sides, receivers, num_rows)
 
-    def of_cols(row_sides):
+    def count_of_cols(row_sides):
         # Padding senders are dropped from the sums.
         sides = row_sides[receivers].astype(jnp.int32)
         return jax.ops.segment_sum(sides, senders, num_cols, indices_are_sorted=True)
 
-    return of_rows, of_cols
+    return count_of_rows, count_of_cols

@@ -27,7 +27,7 @@ _PARTS = 4
 
 
 def on_gpu() -> bool:
-    """Whether arrays are placed on a GPU by default."""
+    """Returns whether arrays are placed on a GPU by default."""
     device = jax.config.jax_default_device
     if device is None:
         return jax.default_backend() == "gpu"
@@ -40,7 +40,7 @@ def is_for_device(num_edges: int) -> bool:
 
 
 def bucket(size: int) -> int:
-    """The size to which ``size`` is padded: four in each factor of two."""
+    """Returns the size to which ``size`` is padded: four in each factor of two."""
     step = max(1, (1 << max(size - 1, 0).bit_length()) // (2 * _PARTS))
     return -(-size // step) * step
 
@@ -57,12 +57,12 @@ def sort_on_device(
       int32 on the default device.
     """
     num_edges = receivers.shape[0]
-    given = run_now(to_device, "CSRGraph", (receivers, senders, mask))
-    padded = run_now(_resized, given, sizes=(bucket(num_edges),) * 3)
-    made = run_now(_sort, *padded, np.int32(num_edges), num_rows=bucket(num_rows))
+    arrays = run_now(to_device, "CSRGraph", (receivers, senders, mask))
+    padded = run_now(_resized, arrays, sizes=(bucket(num_edges),) * 3)
+    result = run_now(_sort, *padded, np.int32(num_edges), num_rows=bucket(num_rows))
     # The caller may change its arrays from now on.
     return jax.block_until_ready(
-        run_now(_resized, made, sizes=(num_rows + 1, num_edges, num_edges))
+        run_now(_resized, result, sizes=(num_rows + 1, num_edges, num_edges))
     )
 
 
@@ -71,10 +71,10 @@ def transpose_on_device(
 ) -> tuple[Array, Array, Array]:
     """Sorts the edges of a graph by sender; see ``transpose_on_host`` for the results."""
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
-    given = run_now(to_device, "CSRGraph", (indptr, indices))
-    padded = run_now(_resized, given, sizes=(bucket(num_rows) + 1, bucket(num_edges)))
-    made = run_now(_transpose, *padded, np.int32(num_rows), num_cols=bucket(num_cols))
-    return run_now(_resized, made, sizes=(num_cols + 1, num_edges, num_edges))
+    arrays = run_now(to_device, "CSRGraph", (indptr, indices))
+    padded = run_now(_resized, arrays, sizes=(bucket(num_rows) + 1, bucket(num_edges)))
+    result = run_now(_transpose, *padded, np.int32(num_rows), num_cols=bucket(num_cols))
+    return run_now(_resized, result, sizes=(num_cols + 1, num_edges, num_edges))
 
 
 @partial(jax.jit, static_argnames="sizes")

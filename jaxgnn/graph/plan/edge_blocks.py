@@ -108,7 +108,7 @@ class BlockShape:
         return self.spans * self.row_blocks
 
     def senders_of(self, tiles: int) -> int:
-        """Number of senders of a tile, if a span is cut into ``tiles`` tiles."""
+        """Returns the number of senders of a tile, if a span is cut into ``tiles`` tiles."""
         return -(-self.senders // tiles)
 
     def tiles_for(self, chip: Limits, k: int, itemsize: int) -> int:
@@ -126,7 +126,7 @@ class BlockShape:
         return next((n for n in self.tiles if self.senders_of(n) <= most), self.tiles[-1])
 
     def can_hold(self, chip: Limits, row_bytes: int, passes: int) -> bool:
-        """Whether shared memory holds the rows of a block in a number of passes."""
+        """Returns whether shared memory holds the rows of a block in a number of passes."""
         return self.rows * row_bytes <= passes * (chip.shared_bytes - _BYTES_OF_KERNELS)
 
 
@@ -329,13 +329,13 @@ def _search(xp, entries, begins, ends, senders):
     shape = np.broadcast_shapes(begins.shape, senders.shape)
     begins, ends = xp.broadcast_to(begins, shape), xp.broadcast_to(ends, shape)
     if 0 in (*shape, entries.shape[0]):
-        return begins  # no entries: the rest would be traced for nothing
+        return begins  # Without entries the rest would be traced for nothing.
 
     def halve(_, bounds):
         begins, ends = bounds
         middle = begins + (ends - begins) // 2
-        found = entries[xp.minimum(middle, entries.shape[0] - 1)] >> np.uint32(ROW_BITS)
-        below = (begins < ends) & (found.astype(np.int32) < senders)
+        row = entries[xp.minimum(middle, entries.shape[0] - 1)] >> np.uint32(ROW_BITS)
+        below = (begins < ends) & (row.astype(np.int32) < senders)
         return xp.where(below, middle + 1, begins), xp.where(below, ends, middle)
 
     steps, bounds = entries.shape[0].bit_length(), (begins, ends)

@@ -73,7 +73,7 @@ class GraphPlan(KeepsArrays):
         return wanted - there
 
     def arrays_of(self, part: Part) -> tuple[Any, ...]:
-        """The fields of a part."""
+        """Returns the fields of a part."""
         return tuple(getattr(self, name) for name in _FIELDS[part])
 
     def with_parts_of(self, other: GraphPlan, parts: Iterable[Part]) -> GraphPlan:

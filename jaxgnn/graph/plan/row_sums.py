@@ -15,7 +15,7 @@ _MOST_IN_TURN = 32
 def sum_rows(
     values: Float[Array, "edges *rest"], indptr: Int[Array, " rows+1"]
 ) -> Float[Array, "rows *rest"]:
-    """The sum of the values of each row's edges; padding slots are ignored.
+    """Returns the sum of the values of each row's edges; padding slots are ignored.
 
     ``jax.ops.segment_sum`` adds the numbers of a segment one after the other on a CPU, so a row of
     a million edges has a million roundings. Here a row is cut into parts of at most 32 edges, and

@@ -21,7 +21,7 @@ MAX_UNITS_PER_PIECE = 16
 
 def units_per_piece(num_edges: int) -> int:
     """Returns the maximum number of units of a piece, which one warp processes alone."""
-    if jax.export.is_symbolic_dim(num_edges):  # no kernel supports those
+    if jax.export.is_symbolic_dim(num_edges):  # No kernel supports those.
         return 1
     return min(max(num_edges >> 20, 1), MAX_UNITS_PER_PIECE)
 
@@ -36,7 +36,7 @@ def long_piece(num_edges: int) -> int:
 
     It is a small part of the total work of a warp, about ``num_edges >> 14`` on a large GPU.
     """
-    if jax.export.is_symbolic_dim(num_edges):  # no kernel supports those
+    if jax.export.is_symbolic_dim(num_edges):  # No kernel supports those.
         return 64
     return min(max(num_edges >> 17, 64), 1024)
 
@@ -112,7 +112,7 @@ def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) ->
 
 
 def _repeat_rows(xp, num_rows, repeats, total):
-    """Each row number ``repeats`` times, then ``num_rows`` up to ``total`` entries."""
+    """Returns each row number ``repeats`` times, then ``num_rows`` up to ``total`` entries."""
     row_numbers = xp.arange(num_rows + 1, dtype=np.int32)
     repeats = xp.concatenate([repeats, total - xp.sum(repeats, dtype=repeats.dtype, keepdims=True)])
     if xp is np:

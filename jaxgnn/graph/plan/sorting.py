@@ -46,7 +46,7 @@ def sort_edges(
 
 def _sort_on_host(receivers, num_rows, mask):
     at = first_outside(receivers, num_rows, mask)
-    if at is not None:  # scipy would write past its arrays
+    if at is not None:  # SciPy would write past its arrays.
         expected = f"in [0, {num_rows})"
         raise bad_input("sort_edges", f"receivers[{at}]", expected, int(receivers[at]))
     keys = receivers.astype(np.int32, copy=False)
@@ -145,7 +145,7 @@ def row_ids(indptr: Int[Array, " rows+1"], num_edges: int) -> Int[Array, " edges
 
 
 def row_ids_on_host(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> np.ndarray:
-    """Row of each CSR edge slot, for concrete offsets, in numpy."""
+    """Returns the row of each CSR edge slot, for concrete offsets, in numpy."""
     offsets = np.asarray(indptr)
     num_rows = len(offsets) - 1
     rows = np.full(num_edges, num_rows, np.int32)

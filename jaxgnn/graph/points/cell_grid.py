@@ -122,7 +122,7 @@ class CellGrid:
         return num_points * by_point + num_slots * by_edge + 8 * self.num_cells
 
     def columns(self) -> np.ndarray:
-        """Offsets of the columns around a cell, [columns, dimensions - 1]."""
+        """Returns offsets of the columns around a cell, [columns, dimensions - 1]."""
         sides = [range(-reach, reach + 1) for reach in self.reach[:-1]]
         offsets = list(itertools.product(*sides))
         return np.array(offsets, np.int32).reshape(len(offsets), len(sides))
@@ -153,11 +153,11 @@ class CellGrid:
         return wrapped, turns.astype(np.int32), cells
 
     def ids(self, cells: Any) -> Any:
-        """Number of each cell [...] from its coordinates [..., dimensions]."""
+        """Returns the number of each cell [...] from its coordinates [..., dimensions]."""
         return _raveled([cells[..., a] for a in range(len(self.counts))], self.counts)
 
     def ranges(self, xp: Any, offsets: Any, cells: Any, columns: Any) -> Ranges:
-        """The range of each column near each cell.
+        """Returns the range of each column near each cell.
 
         Args:
           xp: numpy or ``jax.numpy``.
@@ -185,7 +185,7 @@ class CellGrid:
         reach, repeats = self.reach[-1], num_periodic == len(self.counts)
 
         def position(place: Any) -> Any:
-            """Position in the column where a cell begins."""
+            """Returns the position in the column where a cell begins."""
             if not repeats:
                 return offsets[first_cell + xp.clip(place, 0, last)] - first
             turn = place // last
@@ -198,7 +198,7 @@ class CellGrid:
         return Ranges(begin, end, first, length, tuple(turns), repeats)
 
     def covers(self, xp: Any, r: Any, lattice: Lattice) -> Any:
-        """Whether neighbours within ``r`` are at most ``reach`` cells away."""
+        """Returns whether neighbours within ``r`` are at most ``reach`` cells away."""
         count = len(lattice.axes)
         widths = lattice.heights(xp) / xp.asarray(self.counts[:count], lattice.dual.dtype)
         widths = xp.concatenate([widths, xp.asarray(self.widths, lattice.dual.dtype)])
@@ -284,13 +284,13 @@ def choose_grid(
 
 
 def sorted_offsets(ids: np.ndarray, num_cells: int) -> np.ndarray:
-    """Begin of each cell in the order of cells, [cells + 1], from the ids of points."""
+    """Returns the begin of each cell in the order of cells, [cells + 1], from the ids of points."""
     counts = np.bincount(ids, minlength=num_cells)[:num_cells]
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def _longest_range(grid: CellGrid, points: np.ndarray, lattice: Lattice) -> int:
-    """The largest number of points in the range of a column near any point."""
+    """Returns the largest number of points in the range of a column near any point."""
     alive = np.ones(len(points), bool)
     ids = grid.ids(grid.place(np, points, lattice, alive)[2])
     offsets = sorted_offsets(ids, grid.num_cells)

@@ -33,7 +33,7 @@ class Lattice:
 
     @classmethod
     def of_box(cls, box: Any, periodic: tuple[bool, ...], dtype: Any) -> Lattice:
-        """The periodic rows of a checked box; ``box`` is None if no axis is periodic."""
+        """Returns the periodic rows of a checked box; ``box`` is None if no axis is periodic."""
         axes = tuple(np.flatnonzero(periodic).tolist())
         if box is None or not axes:
             empty = np.zeros((0, len(periodic)), dtype)
@@ -45,7 +45,7 @@ class Lattice:
         return cls(vectors, _inverse(jnp, vectors), axes)
 
     def heights(self, xp: Any) -> Any:
-        """Distance between opposite faces of the box along each vector, [periodic]."""
+        """Returns the distance between opposite faces of the box along each vector, [periodic]."""
         return 1 / xp.sqrt(xp.square(self.dual).sum(0))
 
 
@@ -63,8 +63,8 @@ def _inverse(xp: Any, vectors: Any) -> Any:
 
 def check_periodic(where: str, periodic: Any, box: Any, dimensions: int) -> tuple[bool, ...]:
     """Returns whether each axis is periodic; all are if ``periodic`` is None."""
-    given = (box is not None) if periodic is None else periodic
-    flags = np.asarray(given)
+    choice = (box is not None) if periodic is None else periodic
+    flags = np.asarray(choice)
     if flags.dtype != bool or flags.shape not in ((), (dimensions,)):
         expected = f"True, False, or {dimensions} of them, one for each axis"
         raise bad_input(where, "periodic", expected, repr(periodic))

@@ -130,7 +130,7 @@ class NeighbourEdges(KeepsArrays):
         return self
 
     def graph(self, weights: npt.ArrayLike | None = None) -> CSRGraph:
-        """The graph whose row ``i`` receives from the neighbours of point ``i``.
+        """Returns the graph whose row ``i`` receives from the neighbours of point ``i``.
 
         Args:
           weights: one for each edge slot, such as a function of ``distances``; None for none.
@@ -152,7 +152,7 @@ class NeighbourEdges(KeepsArrays):
         points: Float[Array, "points dimensions"],
         box: Float[Array, "dimensions dimensions"] | None = None,
     ) -> Float[Array, "edges dimensions"]:
-        """``x_sender + shift - x_receiver`` of each edge, zero in padding; differentiable.
+        """Returns ``x_sender + shift - x_receiver`` of each edge, zero in padding; differentiable.
 
         With ``images`` the shift is ``images @ box``. Of arrays of numpy the difference is taken
         in float64, and then rounded to JAX's dtype. Put points that are far outside of the box
@@ -205,7 +205,7 @@ class NeighbourEdges(KeepsArrays):
         return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
 
     def _box(self, where: str, box: Any) -> Any:
-        """The cell vectors to use, or None if there are none."""
+        """Returns the cell vectors to use, or None if there are none."""
         if box is None:
             return self.box
         if self.box is None:
@@ -223,7 +223,7 @@ class NeighbourEdges(KeepsArrays):
 
 
 def _differences(xp: Any, edges: NeighbourEdges, points: Any, cell: Any) -> Any:
-    """``x_sender + shift - x_receiver`` of each edge, zero in padding, in numpy or JAX."""
+    """Returns ``x_sender + shift - x_receiver`` of each edge, zero in padding, in numpy or JAX."""
     dtype = points.dtype
     mask, senders, receivers = (
         xp.asarray(array) for array in (edges.mask, edges.senders, edges.receivers)
@@ -296,8 +296,8 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
 
 
 def has_cell_vectors(box: Any) -> bool:
-    """Whether a box is given by the rows of a matrix, and not by its sides."""
-    if isinstance(box, list | tuple):  # its numbers may be traced
+    """Returns whether a box is given by the rows of a matrix, and not by its sides."""
+    if isinstance(box, list | tuple):  # Its numbers may be traced.
         return any(isinstance(row, list | tuple) or getattr(row, "ndim", 0) for row in box)
     return box is not None and np.ndim(box) == 2
 
@@ -308,7 +308,7 @@ def to_nearest_image(apart: Any, box: Any) -> Any:
 
 
 def distance_scale(xp: Any, dimensions: int, *arrays: Any) -> Any:
-    """A power of two, by which lengths are multiplied before they are squared.
+    """Returns a power of two, by which lengths are multiplied before they are squared.
 
     It makes the largest coordinate so large that squared distances just fit the dtype. So float32
     tells distances apart down to 1e-37 of the largest coordinate, and not down to 1e-19 alone.
@@ -331,5 +331,5 @@ def distance_scale(xp: Any, dimensions: int, *arrays: Any) -> Any:
 
 
 def distance_dtype(points: Any) -> Any:
-    """The dtype in which distances are compared on a device: float32 for half precision."""
+    """Returns the dtype in which distances are compared on a device: float32 for half precision."""
     return np.promote_types(jax.dtypes.canonicalize_dtype(points.dtype), np.float32)

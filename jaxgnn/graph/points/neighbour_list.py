@@ -109,7 +109,7 @@ class NeighbourList(KeepsArrays):
         points: Float[Array, "points dimensions"],
         box: Float[Array, "dimensions dimensions"] | None = None,
     ) -> Bool[Array, ""]:
-        """Whether pairs within ``r`` may be missing in the edges; works under ``jit``.
+        """Returns whether pairs within ``r`` may be missing in the edges; works under ``jit``.
 
         Two points approach by at most twice the largest move, and by what a change of the box
         shrinks their distance. Also True if points are not finite.
@@ -146,7 +146,7 @@ class NeighbourList(KeepsArrays):
         points: Float[Array, "points dimensions"],
         box: Float[Array, "dimensions dimensions"] | None = None,
     ) -> NeighbourList:
-        """The list of a new search for these points; works under ``jit``.
+        """Returns the list of a new search for these points; works under ``jit``.
 
         ``edges.overflow`` and ``edges.not_finite`` tell whether it succeeded; after an overflow
         allocate again.

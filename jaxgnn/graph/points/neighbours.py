@@ -67,8 +67,8 @@ def knn_graph(
     """
     cloud = _Cloud("knn_graph", points, batch)
     k = check_k("knn_graph", k, cloud.num_points, batch, loop=loop)
-    found = _nearest(cloud, k, loop=loop)
-    return cloud.edges(found, None)
+    ends = _nearest(cloud, k, loop=loop)
+    return cloud.edges(ends, None)
 
 
 def radius_graph(
@@ -150,11 +150,11 @@ def radius_graph(
         axes = check_periodic(where, periodic, box, dimensions)
         cell = check_cell(where, box, axes)
         r, _ = check_radius(where, r, None, dimensions, dtype)
-        edges = _in_images(where, cloud, float(r), cell, axes, loop=loop, half=half)
+        edges = _edges_in_images(where, cloud, float(r), cell, axes, loop=loop, half=half)
     else:
         r, box = check_radius(where, r, box, dimensions, dtype)
-        found = _within(cloud, r.astype(np.float64), box, loop=loop)
-        edges = cloud.edges(found if not half else _half_of(found), box)
+        ends = _pairs_within(cloud, r.astype(np.float64), box, loop=loop)
+        edges = cloud.edges(ends if not half else _half_of(ends), box)
     if max_neighbours is not None and edges.most_neighbours > max_neighbours:
         at = np.bincount(np.asarray(edges.receivers)).argmax()
         expected = f"at least {int(edges.most_neighbours)}, as many as point {at} has"
@@ -177,11 +177,11 @@ class _Cloud:
         if batch is None:
             batch = np.zeros(self.num_points, np.int32)
         self.batch = np.asarray(batch)
-        self.ids = np.flatnonzero(self.batch >= 0)  # of the points with a cloud
+        self.ids = np.flatnonzero(self.batch >= 0)  # Ids of the points with a cloud.
         self.scale = distance_scale(np, self.points.shape[1], self.points[self.ids])
 
     def tree(self, points: np.ndarray, apart: float, sides: np.ndarray | None = None) -> KDTree:
-        """The tree of the points with a cloud; clouds are more than ``apart`` apart."""
+        """Returns the tree of the points with a cloud; clouds are more than ``apart`` apart."""
         _, ranks = np.unique(self.batch[self.ids], return_inverse=True)
         coordinates = np.column_stack([points[self.ids], ranks * (2 * apart + 1)])
         from scipy.spatial import KDTree
@@ -189,16 +189,16 @@ class _Cloud:
         return KDTree(coordinates, boxsize=None if sides is None else np.append(sides, 0))
 
     def squares(self, senders: np.ndarray, receivers: np.ndarray, box: np.ndarray | None = None):
-        """Squared distances times ``scale²``, and infinity between different clouds."""
+        """Returns squared distances times ``scale²``, and infinity between different clouds."""
         apart = self.points[senders] - self.points[receivers]
         if box is not None:
             apart += to_nearest_image(apart, box)
         squares = np.square(apart * self.scale).sum(-1)
         return np.where(self.batch[senders] == self.batch[receivers], squares, np.inf)
 
-    def edges(self, found: tuple[np.ndarray, np.ndarray], box: np.ndarray | None) -> NeighbourEdges:
-        """The edges of sorted ends; the counts of neighbours are those of the edges."""
-        senders, receivers = found
+    def edges(self, ends: tuple[np.ndarray, np.ndarray], box: np.ndarray | None) -> NeighbourEdges:
+        """Returns the edges of sorted ends; the counts of neighbours are those of the edges."""
+        senders, receivers = ends
         shifts = None
         if box is not None:
             apart = self.points[senders] - self.points[receivers]
@@ -220,13 +220,13 @@ def _traced(where: str, names: str) -> ValueError:
     return bad_input(where, names, expected, "a tracer")
 
 
-def _half_of(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    senders, receivers = found
+def _half_of(ends: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    senders, receivers = ends
     is_kept = senders >= receivers
     return senders[is_kept], receivers[is_kept]
 
 
-def _in_images(
+def _edges_in_images(
     where: str,
     cloud: _Cloud,
     r: float,
@@ -236,7 +236,7 @@ def _in_images(
     loop: bool,
     half: bool,
 ) -> NeighbourEdges:
-    """The edges within ``r`` in all images of a box."""
+    """Returns the edges within ``r`` in all images of a box."""
     lattice = Lattice.of_box(cell, axes, np.float64)
     search = ImageSearch(cloud.points, cloud.batch, r, lattice, axes, loop, half)
     senders, receivers, along = search.edges(where)
@@ -255,10 +255,10 @@ def _in_images(
     )
 
 
-def _within(
+def _pairs_within(
     cloud: _Cloud, r: np.floating, box: np.ndarray | None, *, loop: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Senders and receivers of all pairs that are at most ``r`` apart, sorted."""
+    """Returns senders and receivers of all pairs that are at most ``r`` apart, sorted."""
     points = cloud.points
     if not len(cloud.ids):
         return cloud.ids, cloud.ids
@@ -283,7 +283,7 @@ def _within(
 
 
 def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Senders and receivers of the ``k`` nearest neighbours of each point, sorted.
+    """Returns senders and receivers of the ``k`` nearest neighbours of each point, sorted.
 
     The tree finds one candidate more than needed. If that is as near as the last neighbour, others
     may have lower ids, so the search is repeated with twice as many candidates.
@@ -293,7 +293,7 @@ def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarr
     extent = np.ptp(cloud.points[cloud.ids], axis=0)
     tree = cloud.tree(cloud.points, float(np.sqrt(np.square(extent).sum())))
     pending, needed = np.arange(len(cloud.ids)), k + (not loop)
-    size, found = needed + 1, []
+    size, chosen = needed + 1, []
     while len(pending):
         size = min(size, len(cloud.ids))
         step, again = max(1, _MOST_CANDIDATES // size), []
@@ -303,10 +303,10 @@ def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarr
             last = distances[:, min(needed, size) - 1]
             is_tie = (distances[:, -1] <= last * (1 + _SLACK)) & (size < len(cloud.ids))
             again.append(places[is_tie])
-            found.append(_chosen(cloud, places[~is_tie], candidates[~is_tie], k, loop=loop))
+            chosen.append(_chosen(cloud, places[~is_tie], candidates[~is_tie], k, loop=loop))
         pending, size = np.concatenate(again), 2 * size
-    senders, receivers = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    _, order = sort_edges(receivers, cloud.num_points)  # keeps the order of each receiver's edges
+    senders, receivers = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
+    _, order = sort_edges(receivers, cloud.num_points)  # A stable sort.
     return senders[order], receivers[order]
 
 

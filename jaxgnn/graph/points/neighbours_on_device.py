@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxgnn._arrays.arrays import as_jax, require_count, require_size
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.points.cell_grid import CellGrid
-from jaxgnn.graph.points.images_on_device import count_not_finite, find_on_device
+from jaxgnn.graph.points.images import count_not_finite, find_on_device
 from jaxgnn.graph.points.lattice import check_cell
 from jaxgnn.graph.points.neighbour_edges import (
     UNKNOWN,
@@ -162,7 +162,7 @@ def radius_graph_on_device(
         slots = max_edges or points.shape[0] * (max_neighbours or 0)
         require_size(where, "max_edges", slots)
         options = (grid, slots, max_neighbours, loop, half)
-        return _in_cells(_placed(points), batch, r, box, options)
+        return _search_cells(_placed(points), batch, r, box, options)
     if has_cell_vectors(box) or max_neighbours is None:
         expected = "from CellGrid.for_points for cell vectors, or for max_edges alone"
         raise bad_input(where, "grid", expected, "None")
@@ -193,8 +193,8 @@ def check_grid_and_box(where: str, grid: CellGrid, box: Any, dimensions: int) ->
 
 
 @partial(jax.jit, static_argnums=4, inline=True)
-def _in_cells(points, batch, r, box, options):
-    """The points within ``r`` of each, in all images, by cells."""
+def _search_cells(points, batch, r, box, options):
+    """Returns the points within ``r`` of each, in all images, by cells."""
     grid, slots, max_neighbours, loop, half = options
     dtype = distance_dtype(points)
     constants = (points.astype(dtype), batch, r, box)
@@ -246,7 +246,7 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries, half):
     lengths = [jnp.where(is_real, points, 0)] + ([] if box is None else [box])
     scale = distance_scale(jnp, dimensions, *lengths)
 
-    def of_one(receiver):
+    def neighbours_of_one(receiver):
         apart = points - points[receiver]
         if box is not None:
             apart = apart + to_nearest_image(apart, box)
@@ -265,7 +265,7 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries, half):
         return senders, nearness > -jnp.inf, jnp.sum(is_near, dtype=jnp.int32)
 
     tile = max(1, min(num_points, tile_entries // num_points))
-    senders, is_edge, counts = jax.lax.map(of_one, ids, batch_size=tile)
+    senders, is_edge, counts = jax.lax.map(neighbours_of_one, ids, batch_size=tile)
     receivers = jnp.broadcast_to(ids[:, None], senders.shape)
     # Edges move to the front, in their order; slots after them have ends that are no points.
     size = num_points * capacity

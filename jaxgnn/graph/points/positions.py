@@ -128,7 +128,7 @@ def _adjacency(where: str, graph: CSRGraph) -> Matrix:
     entries = (weights.astype(np.float64), (edges.receivers, edges.senders))
     matrix: Matrix = scipy.sparse.coo_array(
         entries, shape=shape
-    ).tocsr()  # this adds up repeated edges
+    ).tocsr()  # This adds up repeated edges.
     matrix.eliminate_zeros()
     return matrix
 
@@ -146,7 +146,7 @@ def _components(matrix: Matrix) -> Iterator[tuple[np.ndarray, Matrix]]:
 
 
 def _slowest_modes(part: Matrix, count: int) -> np.ndarray:
-    """Eigenvectors of a component, [nodes, count], without the constant mode."""
+    """Returns eigenvectors of a component, [nodes, count], without the constant mode."""
     if not count:
         return np.zeros((part.shape[0], 0))
     roots = part.sum(axis=1) ** 0.5
@@ -156,8 +156,8 @@ def _slowest_modes(part: Matrix, count: int) -> np.ndarray:
     size = part.shape[0]
     if size <= _DENSE or count > size // 4:
         chosen = (size - count - 1, size - 1)
-        found: Any = scipy.linalg.eigh(similar.toarray(), subset_by_index=chosen)
-        vectors = found[1][:, count - 1 :: -1]
+        pairs: Any = scipy.linalg.eigh(similar.toarray(), subset_by_index=chosen)
+        vectors = pairs[1][:, count - 1 :: -1]
     else:
         vectors = _leading_vectors(similar, roots / np.linalg.norm(roots), count)
     largest = np.abs(vectors).argmax(axis=0)
@@ -172,12 +172,12 @@ def _leading_vectors(similar: Matrix, constant: np.ndarray, count: int) -> np.nd
     vectors that were found is searched again, until it has no larger eigenvalue than theirs.
     """
     apply = _inverse(similar) if _factor_entries(similar) <= _FACTOR else similar.__matmul__
-    random = np.random.default_rng(0)  # so that results are reproducible
+    random = np.random.default_rng(0)  # Results are reproducible.
     kept = np.zeros((len(constant), 0))
     while True:
-        known = np.column_stack([constant, kept])
+        earlier = np.column_stack([constant, kept])
         # After the first search, one more vector shows whether any was missed.
-        new = _orthogonal_vectors(apply, known, 1 if kept.size else count, random)
+        new = _orthogonal_vectors(apply, earlier, 1 if kept.size else count, random)
         last = kept[:, -1] @ (similar @ kept[:, -1]) if kept.size else -np.inf
         if kept.size and new[:, 0] @ (similar @ new[:, 0]) <= last + _EQUAL:
             return kept
@@ -188,23 +188,23 @@ def _leading_vectors(similar: Matrix, constant: np.ndarray, count: int) -> np.nd
 
 def _orthogonal_vectors(
     apply: Callable[[np.ndarray], np.ndarray],
-    known: np.ndarray,
+    basis: np.ndarray,
     count: int,
     random: np.random.Generator,
 ) -> np.ndarray:
     """Leading eigenvectors [nodes, count] among the vectors orthogonal to the known ones."""
-    size = known.shape[0]
+    size = basis.shape[0]
 
     def deflated(vector: np.ndarray) -> np.ndarray:
-        shares = known.T @ vector
-        result = apply(vector - known @ shares)
+        shares = basis.T @ vector
+        result = apply(vector - basis @ shares)
         # The known vectors get an eigenvalue below all others of either matrix.
-        return result - known @ (known.T @ result + 2 * shares)
+        return result - basis @ (basis.T @ result + 2 * shares)
 
     make: Any = scipy.sparse.linalg.LinearOperator
     operator = make((size, size), matvec=deflated, dtype=np.float64)
     start = random.normal(size=size)
-    start -= known @ (known.T @ start)
+    start -= basis @ (basis.T @ start)
     return scipy.sparse.linalg.eigsh(operator, count, which="LA", v0=start)[1]
 
 

@@ -30,6 +30,7 @@ from jaxgnn.nn.shared.options import (
     or_none,
 )
 from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.shared import REDUCTIONS
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 """Scales by degree of the aggregated values of a node."""
@@ -308,7 +309,11 @@ class PNAConv(GraphLayer):
         of_dst, of_src, *of_edges = jnp.split(kernel, len(kernel[0]) // kernel.shape[-1], axis=1)
         senders = joined(self._times(src, of_src))
         shift = joined(self._times(dst, of_dst) + bias)
-        if self.edge_linear is None and not self.pre_others:
+        # Reductions change with a shift of all messages in a known way, or messages include it.
+        includes_shift = bool(self.pre_others) or any(
+            REDUCTIONS[name].shifted is None for name in self.aggregators
+        )
+        if self.edge_linear is None and not includes_shift:
             options = {"axis": -2, "implementation": self.implementation}
             reduced = ops.neighbour_reduce(graph, senders, self.aggregators, **options)
             return self._combine_reductions(graph, dst, reduced, shift)
@@ -316,11 +321,13 @@ class PNAConv(GraphLayer):
         if self.edge_linear is not None:
             encoded = self._apply(self.edge_linear, edges).astype(messages.dtype)
             messages = messages + joined(times_all(encoded, of_edges[0]))
+        if includes_shift:
+            messages = messages + self._gather_receivers(graph, shift)
         if self.pre_others:
-            messages = split_towers(messages + self._gather_receivers(graph, shift), self.towers)
+            messages = split_towers(messages, self.towers)
             messages = joined(self._apply_others(self.pre_others, messages))
         reduced = self._aggregate_edges(graph, messages, self.aggregators)
-        return self._combine_reductions(graph, dst, reduced, None if self.pre_others else shift)
+        return self._combine_reductions(graph, dst, reduced, None if includes_shift else shift)
 
     def _combine_reductions(
         self, graph: CSRGraph, dst: Array, reduced: Array, shift: Array | None
@@ -372,9 +379,10 @@ def _shifted(
     degrees = graph.degrees()[:, None]
 
     def shifted(name: str, part: Array) -> Array:
-        if name in ("std", "var"):
+        how = REDUCTIONS[name].shifted
+        if how == "not at all":
             return part
-        return part + (degrees.astype(shift.dtype) * shift if name == "sum" else shift)
+        return part + (degrees.astype(shift.dtype) * shift if how == "times count" else shift)
 
     return [
         jnp.where(degrees > 0, shifted(name, part), 0)

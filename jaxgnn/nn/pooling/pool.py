@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -28,6 +28,8 @@ from jaxgnn.nn.shared.graph_ids import (
 )
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, function, or_none
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.shared import REDUCTIONS
 
 PoolReduce = Literal["sum", "mean", "max", "min", "var", "std"]
 """Reductions of the nodes of a graph to one row."""
@@ -48,6 +50,26 @@ _REDUCES: dict[str, Callable[[Array, GraphBatch], Array]] = {
     "min": lambda x, batch: extremes(x, batch, largest=False),
     "var": variances,
     "std": _deviations,
+}
+
+
+def _pooled(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
+    """Makes a reduction that is computed from the sum of a function of each number."""
+
+    def reduce(x: Array, batch: GraphBatch) -> Array:
+        wide = rows_where(jnp.asarray(batch.node_mask), x.astype(accumulation_dtype(x.dtype)))
+        count = jnp.maximum(num_real_nodes(batch), 1).astype(wide.dtype)
+        count = jnp.expand_dims(count, range(1, x.ndim))
+        pooled = reduction.of_sum(sums(reduction.of_each(wide), batch), count)
+        return rows_where(num_real_nodes(batch) > 0, pooled)
+
+    return reduce
+
+
+_REDUCES |= {
+    name: _pooled(reduction)
+    for name, reduction in REDUCTIONS.items()
+    if reduction.value is not None
 }
 
 
@@ -88,7 +110,7 @@ def pool(
     """
     where = "nn.pool"
     names = [reduce] if isinstance(reduce, str) else reduce
-    allowed = get_args(PoolReduce)
+    allowed = tuple(_REDUCES)
     if not isinstance(names, Sequence) or not names or any(name not in allowed for name in names):
         raise bad_input(where, "reduce", f"among {', '.join(allowed)}", repr(reduce))
     check_batch(where, x, batch)

@@ -33,21 +33,23 @@ from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from pallas_kernels.arguments.aggregate import Form, Statistics
+from pallas_kernels.arguments.reductions import REDUCTIONS
 
 Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
 """Ways to reduce the numbers of a column over the edges of a row."""
-WEIGHTED: tuple[Aggregation, ...] = ("sum", "mean")
+WEIGHTED = tuple(name for name, reduction in REDUCTIONS.items() if reduction.is_weighted)
 """The reductions of ``neighbour_reduce`` that apply the weights and scales of a graph."""
 Ties = Literal["share", "first"]
 """The gradient of several equal maxima or minima: to all in equal shares, or to the first."""
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_SOFT = ("softmax", "logsumexp")
 
 
 FORWARD, FORWARD_OF_NEIGHBOURS = (
-    dispatch.sparse_kernel(name, _DTYPES, reference.forward, pallas.forward, ffi.forward)
+    dispatch.sparse_kernel(
+        name, _DTYPES, reference.forward, pallas.forward, ffi.forward, native_limits=ffi.limits
+    )
     for name in ("aggregate", "neighbour_reduce")
 )
 # Each edge has its own gradient: XLA fuses it to one kernel, which reads everything once.
@@ -58,6 +60,7 @@ BACKWARD = dispatch.sparse_kernel(
     reference.grad_edges,
     ffi.grad_edges,
     scatters=False,
+    native_limits=ffi.gradient_limits,
 )
 BACKWARD_OF_NEIGHBOURS = dispatch.sparse_kernel(
     "neighbour_reduce.backward",
@@ -65,6 +68,7 @@ BACKWARD_OF_NEIGHBOURS = dispatch.sparse_kernel(
     reference.grad_columns,
     pallas.grad_columns,
     ffi.grad_columns,
+    native_limits=ffi.gradient_limits,
 )
 
 
@@ -304,20 +308,20 @@ def _temperature(op: str, temperature: Any) -> Any:
 
 def _reduced(call: _Call) -> Array:
     """The results of all reductions, in the shape of the op's result."""
-    made: dict[Aggregation, Array] = {}
+    results: dict[Aggregation, Array] = {}
     rest = list(call.reductions)
     if call.temperature is not None:
-        made |= _soft(call, [name for name in rest if name in _SOFT])
-        rest = [name for name in rest if name not in _SOFT]
+        results |= _soft(call, [name for name in rest if REDUCTIONS[name].has_temperature])
+        rest = [name for name in rest if not REDUCTIONS[name].has_temperature]
     if not call.by_edge and _sums_by_themselves(call, rest):
         for name in rest:
             if name in WEIGHTED:
-                made[name] = _linear(call, name)
+                results[name] = _linear(call, name)
         rest = [name for name in rest if name not in WEIGHTED]
-    if not made:
+    if not results:
         return call.shaped([_in_one_pass(call, call.x, rest)], len(rest))
-    made |= _apart(call, call.x, rest)
-    return call.shaped([made[name] for name in call.reductions], 1)
+    results |= _apart(call, call.x, rest)
+    return call.shaped([results[name] for name in call.reductions], 1)
 
 
 def _sums_by_themselves(call: _Call, names: Sequence[Aggregation]) -> bool:
@@ -352,8 +356,8 @@ def _soft(call: _Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]
     """Reductions of ``x / T``, times T."""
     wide = accumulation_dtype(call.x.dtype)
     temperature = jnp.asarray(call.temperature, wide)
-    made = _apart(call, call.x.astype(wide) / temperature, names)
-    return {name: (y * temperature).astype(call.x.dtype) for name, y in made.items()}
+    results = _apart(call, call.x.astype(wide) / temperature, names)
+    return {name: (y * temperature).astype(call.x.dtype) for name, y in results.items()}
 
 
 def _apart(call: _Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:

@@ -17,7 +17,6 @@ import jax
 from jaxgnn.ops._dense.pallas import products
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.precision import Precision
-from pallas_kernels.chip import Chip
 
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
@@ -66,7 +65,7 @@ def layer_limits(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | No
     del arrays, options  # also the precision: products of 16-bit numbers are exact
     if x.dtype.name not in _DTYPES:
         return f"needs {' or '.join(_DTYPES)} values, got {x.dtype.name}"
-    return _width_limits(x, kernels) or device_limits()
+    return _width_limits(x, kernels) or dispatch.no_warpgroup_products()
 
 
 def forward_limits(
@@ -77,7 +76,7 @@ def forward_limits(
     if x.dtype.name != "float32":
         return layer_limits(x, kernels)
     reason = _width_limits(x, kernels) or _precision_limits(x, precision)
-    return reason or _room_limits(x, kernels, precision) or device_limits()
+    return reason or _room_limits(x, kernels, precision) or dispatch.no_warpgroup_products()
 
 
 def backward_limits(
@@ -183,9 +182,3 @@ def _backward_not_worth(
         known = f"with {' or '.join(map(str, timed))}, or up to {_MOST_TIMED_BACKWARD} wide"
         return f"was timed {known}, got {activation} and {widest}"
     return _not_worth(x, kernels)
-
-
-def device_limits() -> str | None:
-    """The reason why this GPU has no kernels, which use tensor cores of 9.0; None if it has."""
-    found = Chip.current().capability
-    return None if found == "9.0" else f"needs a GPU of compute capability 9.0, got {found}"

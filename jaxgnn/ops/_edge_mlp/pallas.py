@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._dense.kernels import device_limits
 from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, gradients, preactivation
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
 from jaxgnn.ops._edge_mlp.reference.interaction import (
@@ -126,7 +125,7 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
             )
     if structure.num_edges >= 2**31:
         return f"needs fewer than 2^31 edges, got {structure.num_edges}"
-    return device_limits() or _room(operands, options, backward=False)
+    return dispatch.no_warpgroup_products() or _room(operands, options, backward=False)
 
 
 def _widths(operands: EdgeOperands) -> list[int]:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post, check_pre
-from jaxgnn.ops._mhc.kernels import of_streams
+from jaxgnn.ops._mhc.kernels import of_projections
 from jaxgnn.ops._mhc.mhc_post import for_each_token, mhc_post
 from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_post_pre as reference
@@ -23,8 +23,10 @@ def _pallas_backward(*arrays, **options):
     return pallas.mhc_post_pre_backward(*arrays, deterministic=deterministic, **options)
 
 
-MHC_POST_PRE = of_streams("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre)
-BACKWARD = of_streams("mhc_post_pre.backward", reference.mhc_post_pre_backward, _pallas_backward)
+MHC_POST_PRE = of_projections("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre)
+BACKWARD = of_projections(
+    "mhc_post_pre.backward", reference.mhc_post_pre_backward, _pallas_backward
+)
 
 
 def mhc_post_pre(

@@ -9,15 +9,15 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_number, check_pre
-from jaxgnn.ops._mhc.kernels import of_streams, plain
+from jaxgnn.ops._mhc.kernels import of_projections, plain
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
-MHC_PRE = of_streams("mhc_pre", reference.mhc_pre, pallas.mhc_pre)
-BACKWARD = of_streams("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward)
+MHC_PRE = of_projections("mhc_pre", reference.mhc_pre, pallas.mhc_pre)
+BACKWARD = of_projections("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward)
 STATIC = plain("mhc_pre.static", reference.mhc_pre_static)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._mhc.kernels import stream_limits
+from jaxgnn.ops._mhc.kernels import projection_limits
 from jaxgnn.ops._mhc.reference.mhc_pre import Saved
 from jaxgnn.ops.core.pallas_call import compiled, flat_tokens, vary_like
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
@@ -23,8 +23,8 @@ from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 def _by_token(x: Array, run: Callable[..., Any], *arrays: Any) -> Any:
     """Runs a kernel on arrays of tokens, and gives its results the leading axes of ``x``."""
     batch = x.shape[:-2]
-    made = run(*flat_tokens(len(batch), arrays))
-    return jax.tree.map(lambda a: vary_like(x, a.reshape(*batch, *a.shape[1:])), made)
+    results = run(*flat_tokens(len(batch), arrays))
+    return jax.tree.map(lambda a: vary_like(x, a.reshape(*batch, *a.shape[1:])), results)
 
 
 @partial(compiled, static_argnames=("transposed",))
@@ -75,8 +75,8 @@ def mhc_pre(
     """``(h_in, h_post, h_res)`` of ``mhc_pre``, and the numbers that its backward pass needs."""
     from pallas_kernels.mhc import mhc_pre as kernels
 
-    made = _by_token(x, lambda x: kernels.mhc_pre(x, params.folded(), constants), x)
-    h_in, h_post, h_res, inv_rms, h_mix = made
+    results = _by_token(x, lambda x: kernels.mhc_pre(x, params.folded(), constants), x)
+    h_in, h_post, h_res, inv_rms, h_mix = results
     return (h_in, h_post, h_res), Saved(inv_rms, h_mix)
 
 
@@ -153,7 +153,7 @@ def has_paired_backward(x: Float[Array, "*batch n dim"]) -> bool:
     from pallas_kernels.mhc import mhc_layer as kernels
 
     *batch, n, dim = x.shape
-    return stream_limits(x) is None and kernels.has_paired_backward(
+    return projection_limits(x) is None and kernels.has_paired_backward(
         math.prod(batch), n, dim, x.dtype
     )
 
@@ -185,8 +185,8 @@ def mhc_layer_pre_backward(
     """Gradients to ``x`` and to ``params``."""
     from pallas_kernels.mhc import mhc_layer as kernels
 
-    given = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
-    flat, saved, cotangents, of_post, dy = given
+    arrays = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
+    flat, saved, cotangents, of_post, dy = arrays
     following = kernels.FollowingPost(*of_post, dy, transposed)
     dx, *folded = kernels.pre_backward(
         flat, params.folded(), saved, cotangents, following, constants

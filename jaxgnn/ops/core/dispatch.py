@@ -151,6 +151,7 @@ def ffi(
     dtypes: tuple[str, ...],
     cpu: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
+    limits: Callable[..., str | None] = _always,
     cuda_limits: Callable[..., str | None] = _always,
     tolerance: Callable[..., float | None] = _always,
 ) -> Implementation:
@@ -162,6 +163,7 @@ def ffi(
       dtypes: names of the dtypes of features.
       cpu: runs the kernel of the CPU library.
       cuda: runs the CUDA kernel, or None if there is none.
+      limits: returns the reason why no kernel can run these arguments, or None.
       cuda_limits: returns the reason why the CUDA kernel can not run these arguments, or None.
       tolerance: returns the difference that ``jaxgnn.verify`` allows, relative to the largest
         entry; None for the tolerance of the dtype.
@@ -170,6 +172,7 @@ def ffi(
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
         # A library reads leading sizes at run time; sizes of graphs must be known before.
         reason = _other_dtype(dtypes, args) or unknown_size(args, leading=False)
+        reason = limits(*args, **options) if reason is None else reason
         if reason is None and platform == "cuda":
             reason = cuda_limits(*args, **options)
         return reason
@@ -255,6 +258,14 @@ def no_mosaic_gpu(platform: Platform) -> str | None:
     if chip.generation >= 9:
         return None
     return f"needs a GPU of compute capability 9.0 or higher, got {chip.capability or 'none'}"
+
+
+def no_warpgroup_products() -> str | None:
+    """The reason why this GPU lacks the tensor cores of compute capability 9.0; None if it has."""
+    capability = Chip.current().capability
+    if capability == "9.0":
+        return None
+    return f"needs a GPU of compute capability 9.0, got {capability}"
 
 
 def xla(
@@ -374,6 +385,7 @@ def sparse_kernel(
     native: Callable[..., Any],
     *,
     scatters: bool = True,
+    native_limits: Callable[..., str | None] = _always,
 ) -> Kernel:
     """Returns a kernel in plain JAX, with Mosaic for GPUs and compiled for a CPU for ``dtypes``."""
     return Kernel(
@@ -381,7 +393,7 @@ def sparse_kernel(
         {
             "xla": xla(plain, scatters=scatters),
             "pallas": pallas(mosaic, dtypes=dtypes),
-            "ffi": ffi(dtypes=dtypes, cpu=native),
+            "ffi": ffi(dtypes=dtypes, cpu=native, limits=native_limits),
         },
     )
 

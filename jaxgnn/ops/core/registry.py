@@ -1,14 +1,18 @@
 """The ops of the library, in the order in which tables show them.
 
 All code that needs a list of the ops reads this one: ``jaxgnn info``, the benchmarks and their
-report, and the tests that every op has a page, a benchmark and a name in each layer.
+report, and the tests that every op has a page, a benchmark and a name in each layer. The kernels of
+an op are not listed here: they are entries of the tables in its module.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from dataclasses import dataclass
+from typing import get_args
 
-from jaxgnn.ops.core.dispatch import Platform
+from jaxgnn.ops.core.dispatch import Kernel, Name, Platform
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,6 @@ class Op:
       name: the name of this op in every layer.
       family: name of the folder of its kernels; the folder of the op starts with an underscore.
       companions: further public functions of its module that compute something.
-      pallas: whether it has Mosaic GPU kernels.
-      native: the platforms for which there are compiled kernels.
       native_of: the op whose compiled kernels it runs, if it has none of its own.
       generated: whether its CUDA source is generated, and compiled when it is first used.
       benchmarks: the benchmarks that time it.
@@ -51,8 +53,6 @@ class Op:
     name: str
     family: str
     companions: tuple[str, ...] = ()
-    pallas: bool = True
-    native: tuple[Platform, ...] = ()
     native_of: str | None = None
     generated: bool = False
     benchmarks: tuple[Benchmark, ...] = ()
@@ -68,12 +68,39 @@ class Op:
         return f"jaxgnn.ops._{self.family}.{self.name}"
 
     @property
+    def tables(self) -> tuple[Kernel, ...]:
+        """The tables of implementations in its module: of the value, gradients and companions."""
+        return _tables(self)
+
+    @property
+    def pallas(self) -> bool:
+        """Whether it has Mosaic GPU kernels."""
+        return bool(self.platforms("pallas"))
+
+    @property
+    def native(self) -> tuple[Platform, ...]:
+        """The platforms for which there are compiled kernels."""
+        return self.platforms("ffi")
+
+    def platforms(self, name: Name) -> tuple[Platform, ...]:
+        """The platforms that an implementation runs on, in any of its tables."""
+        entries = [table.implementations.get(name) for table in self.tables]
+        there = {platform for entry in entries if entry for platform in entry.platforms}
+        return tuple(platform for platform in get_args(Platform) if platform in there)
+
+    @property
     def page(self) -> str:
         """Its page, relative to the root of the project."""
         return f"docs/ops/{self.name}.md"
 
 
-_EVERYWHERE: tuple[Platform, ...] = ("cpu", "cuda")
+@functools.cache
+def _tables(op: Op) -> tuple[Kernel, ...]:
+    values = vars(importlib.import_module(op.module)).values()
+    tables = dict.fromkeys(value for value in values if isinstance(value, Kernel))
+    return tuple(table for table in tables if table.name.partition(".")[0] in op.functions)
+
+
 _LINEAR = (Benchmark("fused_linear"), Benchmark("fused_linear_maxk"))
 _HYPERGRAPHS = Benchmark("hypergraph_conv", ("hypergraph_conv", "expert_coupling", "expert_lm"))
 _FILTERS = Benchmark("filtered_sum", ("filtered_sum", "filtered_sum_made"))
@@ -81,42 +108,33 @@ _PRODUCTS = Benchmark("tensor_product_sum", ("tensor_product_sum", "tensor_produ
 _REDUCTIONS = Benchmark("aggregate", ("neighbour_max", "neighbour_pna", "message_max"))
 
 
-def _timed(
-    name: str,
-    family: str,
-    companions: tuple[str, ...] = (),
-    *,
-    pallas: bool = True,
-    native: tuple[Platform, ...] = (),
-) -> Op:
+def _timed(name: str, family: str, companions: tuple[str, ...] = ()) -> Op:
     """An op that has kernels and a benchmark module of the same name."""
-    return Op(name, family, companions, pallas, native, benchmarks=(Benchmark(name),))
+    return Op(name, family, companions, benchmarks=(Benchmark(name),))
 
 
 OPS = (
-    _timed("maxk", "maxk", ("todense",), native=_EVERYWHERE),
-    _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
-    _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
-    Op("filtered_sum", "filters", native=("cpu",), benchmarks=(_FILTERS,)),
+    _timed("maxk", "maxk", ("todense",)),
+    _timed("spmm", "graph", ("sddmm",)),
+    _timed("maxk_spmm", "maxk_spmm"),
+    Op("filtered_sum", "filters", benchmarks=(_FILTERS,)),
     Op(
         "tensor_product_sum",
         "equivariant",
-        pallas=False,
-        native=_EVERYWHERE,
         generated=True,
         benchmarks=(_PRODUCTS,),
     ),
-    _timed("segment_softmax", "graph", native=("cpu",)),
-    Op("aggregate", "aggregate", ("neighbour_reduce",), native=("cpu",), benchmarks=(_REDUCTIONS,)),
-    _timed("dot_attention", "attention", native=("cpu",)),
-    _timed("gat_attention", "attention", native=("cpu",)),
-    _timed("gatv2_attention", "attention", native=("cpu",)),
+    _timed("segment_softmax", "graph"),
+    Op("aggregate", "aggregate", ("neighbour_reduce",), benchmarks=(_REDUCTIONS,)),
+    _timed("dot_attention", "attention"),
+    _timed("gat_attention", "attention"),
+    _timed("gatv2_attention", "attention"),
     _timed("mhc_pre", "mhc"),
     _timed("mhc_post", "mhc"),
     _timed("sinkhorn", "mhc", ("permutation_mixture",)),
     _timed("mhc_post_pre", "mhc"),
     _timed("mhc_layer", "mhc"),
-    Op("mhc_head", "mhc", ("mhc_expand",), pallas=False),
+    Op("mhc_head", "mhc", ("mhc_expand",)),
     Op("fused_linear", "dense", benchmarks=_LINEAR),
     _timed("fused_mlp", "dense"),
     _timed("edge_mlp_aggregate", "edge_mlp"),

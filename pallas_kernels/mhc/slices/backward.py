@@ -1,8 +1,8 @@
 """Gradients to the streams and to phi, by tensor cores with inputs from the copy engine.
 
-This kernel computes what ``mhc.tokens.backward`` does, for bfloat16 streams. Each warpgroup of a
-block (see ``mhc.slices.shapes``) has some of the streams. It has a ring whose stages hold one
-stream of one tile, copied ahead; the gradient is written to global memory from the same stage.
+This kernel supports bfloat16 streams. Each warpgroup of a block (see ``mhc.slices.shapes``) has
+some of the streams. It has a ring whose stages hold one stream of one tile, copied ahead; the
+gradient is written to global memory from the same stage.
 
 Where an ``mhc_post`` reads the streams too, its part of their gradient is either given and added,
 or computed here from the gradients to the new streams, which are then among the inputs of tokens.
@@ -28,7 +28,7 @@ from pallas_kernels.mhc.slices.shares import Shares
 from pallas_kernels.tensor_cores import COLUMNS, ROWS
 from pallas_kernels.tensor_cores.bfloat16_parts import PARTS, products
 
-_STREAMS = (2, 4)  # with more, a block's part of phi leaves no room to copy ahead
+_STREAMS = (2, 4)  # With more, a block's part of phi leaves no room to copy ahead.
 
 
 class FollowingPost(NamedTuple):
@@ -67,7 +67,7 @@ class SlicesTile:
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, form: Slices, dtype) -> SlicesTile | None:
-        """The only heuristic: one wave of blocks that copy ahead; None for the other kernel."""
+        """The only heuristic: one wave of blocks that copy ahead; None if there is no tile."""
         if form.n not in _STREAMS or not common.runs_here(chip, tokens, dtype):
             return None
         # With a gradient to add and one stage more, an H200 took as long for 1280 columns and 4 %

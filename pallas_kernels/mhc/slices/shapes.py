@@ -131,9 +131,22 @@ class TokenParts(NamedTuple):
 
 
 def runs_here(chip: Chip, tokens: int, dtype) -> bool:
-    """Whether the chip has the tensor cores, and the copy engine can address these tokens."""
-    divides = tokens > 0 and tokens % tc.GROUP == 0
-    return divides and dtype == jnp.bfloat16 and chip.capability == _CAPABILITY
+    """Whether the chip has the tensor cores for this dtype, and there is a token."""
+    return tokens > 0 and dtype == jnp.bfloat16 and chip.capability == _CAPABILITY
+
+
+def padded_tokens[T](arrays: T) -> T:
+    """Returns arrays of tokens with zeros up to a multiple of 8, which the copy engine addresses.
+
+    A token of zeros with gradients of zero adds zero to the gradients of ``phi``, ``alpha`` and
+    ``bias``, and is exact in them. Results of tokens behind the last one have to be cut off.
+    """
+
+    def pad(array: jax.Array) -> jax.Array:
+        missing = -len(array) % tc.GROUP
+        return jnp.pad(array, ((0, missing), *[(0, 0)] * (array.ndim - 1))) if missing else array
+
+    return jax.tree.map(pad, arrays)
 
 
 def factors(dtype, *shape: int):

@@ -276,7 +276,9 @@ def test_the_implicit_gradient_is_that_of_the_ops_apart(monkeypatch):
     ("shape", "dtype", "expected"),
     [
         ((8, 2048, 4, 1280), "bfloat16", True),
-        ((16383, 4, 1280), "bfloat16", False),
+        ((16383, 4, 1280), "bfloat16", True),
+        ((0, 4, 1280), "bfloat16", False),
+        ((16384, 2, 1280), "bfloat16", False),
         ((16384, 3, 1280), "bfloat16", False),
         ((16384, 4, 1280), "float32", False),
         ((16384, 4, 32), "bfloat16", False),

@@ -53,6 +53,8 @@ def _check(x, *params, implementation, return_streams=False):
 def test_value_and_every_gradient_equal_float64_at_every_scale_of_x(
     scale, return_streams, dtype, implementation
 ):
+    if implementation == "pallas" and dtype != "bfloat16":
+        pytest.skip("reason: kernels of projections need bfloat16")
     dim, options = width(implementation), {"return_streams": return_streams}
     x = streams((6,), 4, dim, dtype, scale)
     _check(x, *parameters(4, dim), implementation=implementation, **options)

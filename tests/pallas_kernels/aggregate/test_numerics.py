@@ -14,6 +14,7 @@ from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels.aggregate.aggregate import forward
 from pallas_kernels.aggregate.gradient import tile_for
 from pallas_kernels.arguments.aggregate import Form
+from pallas_kernels.arguments.reductions import REDUCTIONS, summed
 from pallas_kernels.graph.spmm import SpmmTile
 from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
@@ -70,6 +71,16 @@ CASES = {
 def test_values_and_gradients_agree_with_float64(case):
     name, *rest = CASES[case]
     check(_graph(name), *rest)
+
+
+def test_a_sum_of_functions_of_each_number_agrees_with_float64(monkeypatch):
+    root_mean_square = summed(
+        lambda maths, x: x * x,
+        slope=lambda maths, x: x * 2.0,
+        result=lambda maths, total, count: maths.root(total / count),
+    )
+    monkeypatch.setitem(REDUCTIONS, "rms", root_mean_square)
+    check(_graph("long rows"), Form(("mean", "rms", "max"), False), 5, "float32")
 
 
 def test_gradients_far_from_zero_keep_their_digits():

@@ -12,7 +12,6 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxgnn import deterministic, ops
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.reference import mhc_post as post_reference
-from jaxgnn.ops._mhc.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops._mhc.reference import mhc_pre as pre_reference
 from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.ops.core import dispatch
@@ -22,12 +21,11 @@ from jaxgnn.testing import (
     assert_close,
     random_array,
     to_float64,
-    tolerances,
 )
 from pallas_kernels import simt
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc import mhc_pre
-from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.simt import blocks, launching
 from pallas_kernels.tensor_cores.bfloat16_parts import products, split
 from tests.ops.mhc._mhc import outputs, parameters, streams
@@ -44,7 +42,9 @@ SHAPES = [
     (100, 2, 64),
     (100, 4, 192),
 ]
-# Of issue 4: tokens and width, four streams.
+# Few and odd tokens of four streams, whose backward pass pads them to a multiple of 8.
+PROJECTED = [(1, 4, 64), (17, 4, 512), (100, 4, 192)]
+# Tokens and width of four streams, as in training.
 REAL = [(16384, 512), (16384, 1280), (8192, 2560), (8192, 7168)]
 
 
@@ -170,63 +170,80 @@ _reference_of_pre = jax.jit(functools.partial(pre_reference.mhc_pre, constants=C
 
 @pytest.mark.costly
 @pytest.mark.emulated
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens, n, dim", SHAPES)
-def test_pre(tokens, n, dim, dtype):
+@pytest.mark.parametrize("tokens, n, dim", PROJECTED)
+def test_pre(tokens, n, dim):
     for scale in (0.1, 1.0, 3.0):
-        inputs = _pre_inputs(tokens, n, dim, dtype, scale)
+        inputs = _pre_inputs(tokens, n, dim, "bfloat16", scale)
         with emulated():
-            made, saved = pallas.mhc_pre(*inputs, constants=CONSTANTS)
+            results, saved = pallas.mhc_pre(*inputs, constants=CONSTANTS)
         exact, exactly_saved = _exactly(pre_reference.mhc_pre, *inputs, constants=CONSTANTS)
-        _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
+        _assert_all_close([*results, *saved], [*exact, *exactly_saved], n * dim)
 
 
 @pytest.mark.costly
 @pytest.mark.emulated
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens, n, dim", SHAPES)
-def test_the_gradients_of_pre(tokens, n, dim, dtype):
-    for scale, return_streams in ((0.1, True), (1.0, False), (3.0, True)):
-        inputs = _pre_inputs(tokens, n, dim, dtype, scale)
-        _, saved = _reference_of_pre(*inputs)
-        dx_streams = random_array(inputs[0].shape, dtype, seed=9) if return_streams else None
-        given = (*inputs, saved, outputs((tokens,), n, dim, dtype), dx_streams)
-        with emulated():
-            made = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
-        exact = _exactly(pre_reference.mhc_pre_backward, *given, constants=CONSTANTS)
-        _assert_all_close(made, exact, max(n, tokens) * dim)
+@pytest.mark.parametrize(
+    "tokens, n, dim, scale, return_streams",
+    [(17, 4, 64, 3.0, True), (9, 4, 128, 1.0, False), (1, 4, 64, 0.1, True)],
+)
+def test_the_gradients_of_pre_at_any_number_of_tokens(
+    interpreted, tokens, n, dim, scale, return_streams
+):
+    inputs = _pre_inputs(tokens, n, dim, "bfloat16", scale)
+    _, saved = _reference_of_pre(*inputs)
+    dx_streams = random_array(inputs[0].shape, "bfloat16", seed=9) if return_streams else None
+    arrays = (*inputs, saved, outputs((tokens,), n, dim, "bfloat16"), dx_streams)
+    with emulated(), interpreted():
+        gradients = pallas.mhc_pre_backward(*arrays, constants=CONSTANTS)
+    exact = _exactly(pre_reference.mhc_pre_backward, *arrays, constants=CONSTANTS)
+    _assert_all_close(gradients, exact, max(n, tokens) * dim)
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
+def test_padding_does_not_change_a_bit_of_the_gradients(interpreted):
+    """Tokens of zeros that the caller adds, with gradients of zero, are the padding of the op."""
+    inputs, rows = _pre_inputs(9, 4, 64, "bfloat16"), ((0, 7),)
+    _, saved = _reference_of_pre(*inputs)
+    arrays = inputs[0], saved, outputs((9,), 4, 64, "bfloat16")
+    padded = jax.tree.map(lambda a: jnp.pad(a, (*rows, *[(0, 0)] * (a.ndim - 1))), arrays)
+    with emulated(), interpreted():
+        (dx, few), (dx_padded, many) = (
+            pallas.mhc_pre_backward(x, inputs[1], *rest, constants=CONSTANTS)
+            for x, *rest in (arrays, padded)
+        )
+    assert dx.shape == (9, 4, 64)
+    assert_bit_equal((dx, few), (dx_padded[:9], many))
+
+
+@pytest.mark.emulated
+def test_blocks_of_many_tokens_that_take_turns(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCKS_PER_MULTIPROCESSOR", 1)
     on_a_chip(monkeypatch, multiprocessors=2)
-    x, params = _pre_inputs(150, 4, 64, dtype)
+    x, params = _pre_inputs(150, 4, 64, "bfloat16")
     exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, params, constants=CONSTANTS)
     for fragments, warps in ((4, 4), (2, 8), (2, 16)):
         with emulated():
             tile = mhc_pre.MhcPreTile(fragments, warps)
-            made = mhc_pre.mhc_pre(x, params.folded(), CONSTANTS, tile)
-        _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
+            results = mhc_pre.mhc_pre(x, params.folded(), CONSTANTS, tile)
+        _assert_all_close(results, [*exact, *exactly_saved], 4 * 64)
 
 
 @pytest.mark.again("tests/pallas_kernels/hypergraph/test_hypergraph_conv.py")
 @pytest.mark.costly
 @pytest.mark.emulated
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_what_is_not_finite_in_pre_stays_with_its_token(n):
+def test_what_is_not_finite_in_pre_stays_with_its_token(interpreted):
+    n = 4
     x, params = _pre_inputs(33, n, 64, "bfloat16")
     bad = x.at[3, 0, 1].set(jnp.nan).at[32, 1, 63].set(jnp.inf)
     cotangents = outputs((33,), n, 64, "bfloat16")
     kept = np.delete(np.arange(33), [3, 32])
 
     def run(x):
-        with emulated():
-            made, saved = pallas.mhc_pre(x, params, constants=CONSTANTS)
-            given = x, params, saved, cotangents, x
-            dx, _ = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
-        return [np.asarray(a).astype(np.float64) for a in (*made, *saved, dx)]
+        with emulated(), interpreted():
+            results, saved = pallas.mhc_pre(x, params, constants=CONSTANTS)
+            arrays = x, params, saved, cotangents, x
+            dx, _ = pallas.mhc_pre_backward(*arrays, constants=CONSTANTS)
+        return [np.asarray(a).astype(np.float64) for a in (*results, *saved, dx)]
 
     for a, b in zip(run(bad), run(x), strict=True):
         np.testing.assert_array_equal(a[kept], b[kept])
@@ -234,48 +251,21 @@ def test_what_is_not_finite_in_pre_stays_with_its_token(n):
     assert np.isnan(h_in[3]).all() and np.isnan(dx[3]).all() and np.isnan(h_in[32]).any()
 
 
-def _size_of_terms(inputs, params, y, saved, cotangents, *, transposed, constants):
-    """The gradients of ``mhc_post``, had none of the terms that they sum been negative."""
-    dy, *cotangents = cotangents
-    given = y, params, saved, cotangents, dy
-    dy, _ = pre_reference.mhc_pre_backward(*given, constants=constants)
-    sizes = map(jnp.abs, (*inputs, dy))
-    return post_reference.mhc_post_backward(*sizes, transposed=transposed)
-
-
 @pytest.mark.costly
 @pytest.mark.emulated
-@pytest.mark.parametrize(
-    "tokens, n, dim, dtype, transposed",
-    [
-        (17, 2, 64, "bfloat16", False),
-        (33, 4, 64, "float32", True),
-        (3, 2, 192, "float32", True),
-        (2, 8, 64, "bfloat16", True),
-    ],
-)
-def test_post_pre_and_its_gradients(tokens, n, dim, dtype, transposed):
-    """What lies between is rounded: ``y``, and where kernels meet the gradient to it."""
-    inputs = PostInputs(*_post_inputs(tokens, n, dim, dtype))
-    params = MHCParams(*parameters(n, dim))
-    cotangents = random_array((tokens, n, dim), dtype, seed=9), *outputs((tokens,), n, dim, dtype)
-    options = {"transposed": transposed, "constants": CONSTANTS}
+@pytest.mark.parametrize("tokens, dim, transposed", [(17, 64, False), (33, 128, True)])
+def test_post_pre(tokens, dim, transposed):
+    """Values of ``mhc_pre`` are those of the new streams, which are rounded between."""
+    inputs = PostInputs(*_post_inputs(tokens, 4, dim, "bfloat16"))
+    params = MHCParams(*parameters(4, dim))
     with emulated():
-        (y, *made), saved = pallas.mhc_post_pre(inputs, params, **options)
-        given = (inputs, params, y, saved, cotangents)
-        gradients = pallas.mhc_post_pre_backward(*given, deterministic=True, **options)
+        (y, *results), saved = pallas.mhc_post_pre(
+            inputs, params, transposed=transposed, constants=CONSTANTS
+        )
     exact = _exactly(post_reference.mhc_post, *inputs, transposed=transposed)
-    assert_close(y, exact, reduction_length=n + 1)
+    assert_close(y, exact, reduction_length=4 + 1)
     exact, exactly_saved = _exactly(pre_reference.mhc_pre, y, params, constants=CONSTANTS)
-    _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
-    exact = _exactly(post_pre_reference.mhc_post_pre_backward, *given, **options)
-    _assert_all_close(gradients[1], exact[1], max(n, tokens) * dim)
-    sizes, half_a_place = _exactly(_size_of_terms, *given, **options), jnp.finfo(dtype).eps / 2
-    for actual, expected, size in zip(gradients[0], exact[0], sizes, strict=True):
-        storage, accumulation = tolerances(actual.dtype, max(n, tokens) * dim)
-        actual, expected, size = (np.asarray(a).astype(float) for a in (actual, expected, size))
-        allowed = storage * np.abs(expected) + accumulation * np.abs(expected).max()
-        assert (np.abs(actual - expected) <= allowed + half_a_place * size).all()
+    _assert_all_close([*results, *saved], [*exact, *exactly_saved], 4 * dim)
 
 
 def test_three_bfloat16_parts_are_a_float32():
@@ -287,20 +277,11 @@ def test_three_bfloat16_parts_are_a_float32():
     assert len(products(3, 3)) == 6
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("tokens, dim", [*REAL, (1, 64), (100_000, 64), (100, 8192)])
-def test_tiles_cover_all_tokens_within_bounds(tokens, dim, n, itemsize):
-    tile = mhc_pre.MhcPreTile.choose(H100, tokens, n, dim, itemsize)
-    scratch = launching._Scratch(simt.Grid(1, tile.warps), {}, tile.shared(n))
+def test_sums_of_a_block_fit_its_shared_memory(tokens, dim):
+    tile = mhc_pre.MhcPreTile.choose(tokens, 4, dim)
+    scratch = launching._Scratch(simt.Grid(1, tile.warps), {}, tile.shared(4))
     assert 4 * scratch.words <= H100.shared_bytes
-    for adds in (False, True):
-        form = Form(n, dim, itemsize, adds)
-        tile = StreamsTile.choose(H100, tokens, form)
-        assert (tile.ranges - 1) * tile.tokens < tokens <= tile.ranges * tile.tokens
-        assert tile.tokens % form.step == 0 and dim % (8 * tile.entries) == 0
-        assert 4 * tile.ranges * form.shares * form.rows * n * dim <= 48 * 2**20
-        assert form.shared_bytes(tile.entries, tile.ahead) <= H100.shared_bytes
 
 
 @pytest.fixture
@@ -369,23 +350,21 @@ def _pre_structs(batch, n, dim, dtype):
 @pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize(
-    "tokens, dim, return_streams", [(*size, i % 2 == 0) for i, size in enumerate(REAL)]
+    "tokens, dim, return_streams",
+    [*((*size, i % 2 == 0) for i, size in enumerate(REAL)), (16_378, 1280, True)],
 )
-def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
-    batch = (2, tokens // 2)
+def test_pre_lowers_with_its_gradients(tokens, dim, return_streams):
+    batch, n, dtype = (2, tokens // 2), 4, "bfloat16"
     inputs = _pre_structs(batch, n, dim, dtype)
     shapes = ((dim,), dtype), ((n,), "float32"), ((n, n), "float32")
     cotangents = tuple(_structs(*(((*batch, *shape), kind) for shape, kind in shapes)))
     pre = functools.partial(ops.mhc_pre, implementation="pallas")
     if return_streams:
         pre, cotangents = functools.partial(pre, return_streams=True), (inputs[0], *cotangents)
-    adds_up = n < 8 and dtype == "bfloat16"  # by slices
-    in_two_passes = n == 4 and dtype == "bfloat16" and dim >= 4096
+    in_two_passes = dim >= 4096
     kernels = _kernels(_with_gradients(pre), *inputs, cotangents)
-    assert len(kernels) == 3 + adds_up + in_two_passes
+    assert len(kernels) == 4 + in_two_passes
 
 
 @pytest.mark.lowers
@@ -394,11 +373,9 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, kernels",
     [
-        (16384, 2, 1280, "float32", 5),
         (8192, 4, 2560, "bfloat16", 4),
         (8192, 4, 7168, "bfloat16", 6),
-        (8192, 4, 2560, "float32", 5),
-        (8192, 8, 7168, "bfloat16", 5),
+        (8191, 4, 512, "bfloat16", 4),
     ],
 )
 def test_post_pre_lowers_with_its_gradients(tokens, n, dim, dtype, kernels):
@@ -425,15 +402,15 @@ def test_inner_products_of_slices_are_in_memory_only_for_sums_in_a_fixed_order(f
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("tokens, kernels, written", [(16384, 8, 2), (16383, 7, 3)])
-def test_linked_ends_of_a_layer_write_one_array_of_the_streams_less(tokens, kernels, written):
+@pytest.mark.parametrize("tokens", [16384, 16383])
+def test_linked_ends_of_a_layer_write_one_array_of_the_streams_less(tokens):
     """Beside the new streams and the gradient to the old ones there is a part of the latter."""
     layer = functools.partial(ops.mhc_layer, lambda h: h, implementation="pallas")
     x, *parameters = _pre_structs((tokens,), 4, 1280, "bfloat16")
     lines = _kernels(_with_gradients(layer), x, *parameters, x)
-    streams_written = rf"tensor<{tokens}x(4x1280|5120)xbf16>"
+    streams_written = r"tensor<1638[34]x(4x1280|5120)xbf16>"
     results = " ".join(line.split("->")[-1] for line in lines)
-    assert (len(lines), len(re.findall(streams_written, results))) == (kernels, written)
+    assert (len(lines), len(re.findall(streams_written, results))) == (8, 2)
 
 
 def _layer_loss(x, *parameters, return_streams=True):
@@ -450,7 +427,7 @@ def test_a_layer_lowers_under_vmap_checkpoint_and_shard_map():
     x, *parameters = _pre_structs((8, 3), 4, 64, "bfloat16")
     gradient = jax.grad(jax.checkpoint(_layer_loss), argnums=(0, 1, 2, 3, 4))
     batched = jax.vmap(gradient, (0, None, None, None, None))
-    assert len(_kernels(batched, x, *parameters)) == 3 + 4
+    assert len(_kernels(batched, x, *parameters)) == 3 + 5
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     rows, shared = PartitionSpec("data"), PartitionSpec()
     sharded = jax.shard_map(
@@ -513,18 +490,46 @@ def test_what_the_kernels_do_not_take_is_named():
     refused("multiple of 64 up to 8192, got 96", post, *_post_inputs(2, 4, 96, "float32"))
     refused("float32 or bfloat16 values, got float16", post, *_post_inputs(2, 4, 64, "float16"))
     pre = functools.partial(ops.mhc_pre, implementation="pallas")
-    lite = parameters(4, 64, rows=32)
-    refused("phi of 24 rows for 4 streams, got 32", pre, streams((2,), 4, 64), *lite)
-    refused("multiple of 64 up to 8192, got 65", pre, streams((2,), 4, 65), *parameters(4, 65))
+    x, lite = streams((2,), 4, 64, "bfloat16"), parameters(4, 64, rows=32)
+    refused("phi of 24 rows for 4 streams, got 32", pre, x, *lite)
+    wide = streams((2,), 4, 65, "bfloat16"), *parameters(4, 65)
+    refused("multiple of 64 up to 8192, got 65", pre, *wide)
     post_pre = functools.partial(ops.mhc_post_pre, implementation="pallas")
-    refused(
-        "phi of 24 rows for 4 streams, got 32", post_pre, *_post_inputs(2, 4, 64, "float32"), *lite
-    )
-    refused(
-        "2, 4 or 8 streams, got 3", post_pre, *_post_inputs(2, 3, 64, "float32"), *parameters(3, 64)
-    )
+    inputs = _post_inputs(2, 4, 64, "bfloat16")
+    refused("phi of 24 rows for 4 streams, got 32", post_pre, *inputs, *lite)
+    layer = functools.partial(ops.mhc_layer, jnp.tanh, implementation="pallas")
+    for n, dtype, message in (
+        (2, "bfloat16", "needs 4 streams, got 2"),
+        (8, "bfloat16", "needs 4 streams, got 8"),
+        (4, "float32", "needs bfloat16 values, got float32"),
+    ):
+        x, projection = streams((2,), n, 64, dtype), parameters(n, 64)
+        refused(message, pre, x, *projection)
+        refused(message, layer, x, *projection)
+        refused(message, post_pre, *_post_inputs(2, n, 64, dtype), *projection)
     sinkhorn = functools.partial(ops.sinkhorn, implementation="pallas")
     refused("2, 4 or 8 streams, got 5", sinkhorn, jnp.zeros((2, 5, 5)))
     refused("float32 values, got bfloat16", sinkhorn, jnp.zeros((2, 4, 4), "bfloat16"))
     long = jax.grad(lambda x: jnp.sum(ops.sinkhorn(x, iterations=999, implementation="pallas")))
     refused("needs at most 226 iterations of 4 streams, got 999", long, jnp.zeros((2, 4, 4)))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["B200", "RTX5090", "H100"])
+def test_the_choice_depends_on_the_gpu_in_both_directions(monkeypatch, name):
+    """Slices need tensor cores of 9.0; other GPUs were not timed."""
+    chip = Chip.named(name)
+    monkeypatch.setattr("pallas_kernels.chip._current", lambda: chip)
+    x, *parameters = _pre_structs((16_384,), 4, 1280, "bfloat16")
+
+    def loss(x, *parameters):
+        y = ops.mhc_layer(jnp.tanh, x, *parameters)
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    kernels = _kernels(jax.value_and_grad(loss), x, *parameters)
+    assert len(kernels) == (8 if name == "H100" else 0)
+    if name != "H100":
+        pre = functools.partial(ops.mhc_pre, implementation="pallas")
+        needs = f"needs a GPU of compute capability 9.0, got {chip.capability}"
+        with pytest.raises(NotImplementedError, match=needs):
+            jax.eval_shape(pre, x, *parameters)

@@ -8,14 +8,12 @@ import pytest
 
 from jaxgnn.ops._mhc.reference import mhc_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
-from jaxgnn.testing import assert_bit_equal, assert_close, random_array
+from jaxgnn.testing import assert_bit_equal, assert_close
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc import mhc_post_pre
 from pallas_kernels.mhc.cluster.post_pre import MhcPostPreClusterTile as BoundaryTile
 from pallas_kernels.mhc.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
-from pallas_kernels.mhc.tokens.backward import Token, streams_backward
-from pallas_kernels.mhc.tokens.tile import StreamsTile
-from tests.ops.mhc._mhc import exactly, outputs, parameters, streams, streams_gradients
+from tests.ops.mhc._mhc import exactly, outputs, parameters, streams
 from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
@@ -125,38 +123,6 @@ def test_every_tile_of_the_boundary_gives_the_values(shape, tile, transposed):
     assert_close(y, exactly(mhc_post.mhc_post, *old, **options), reduction_length=n + 1)
     exact, saved = exactly(reference.mhc_pre, y, params, constants=CONSTANTS)
     _assert_all_close(made, [*exact, *saved], n * dim)
-
-
-# Ranges of several steps, the last of which is cut off; reads that are one to three steps ahead.
-STEPS = {
-    "wide": ((300, 4, 64), "bfloat16", StreamsTile(entries=8, ranges=2, tokens=160, ahead=2)),
-    "narrow": ((130, 4, 64), "bfloat16", StreamsTile(entries=4, ranges=1, tokens=160, ahead=3)),
-    "not ahead": ((100, 4, 64), "float32", StreamsTile(entries=4, ranges=2, tokens=64, ahead=0)),
-    "two streams": ((200, 2, 64), "float32", StreamsTile(entries=4, ranges=1, tokens=256, ahead=1)),
-    "eight streams": (
-        (60, 8, 64),
-        "bfloat16",
-        StreamsTile(entries=4, ranges=1, tokens=64, ahead=1),
-    ),
-}
-
-
-@pytest.mark.costly
-@pytest.mark.emulated
-@pytest.mark.parametrize("name", STEPS)
-def test_the_backward_pass_in_several_steps(name):
-    shape, dtype, tile = STEPS[name]
-    tokens, n, dim = shape
-    y, dh_in, dy = (
-        random_array(s, dtype, seed=k) for k, s in enumerate((shape, (tokens, dim), shape))
-    )
-    rows = n * n + 2 * n
-    shapes = (rows, n * dim), (tokens, n), (tokens,), (tokens, rows)
-    weight, *token = (random_array(s, "float32", seed=k + 3) for k, s in enumerate(shapes))
-    with emulated():
-        made = streams_backward(y, dh_in, dy, weight, Token(*token), tile=tile)
-    exact = exactly(streams_gradients, y, dh_in, dy, weight, *token)
-    _assert_all_close(made, exact, max(n * dim, tokens))
 
 
 def _assert_all_close(actual, expected, length):

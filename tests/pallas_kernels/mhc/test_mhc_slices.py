@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.ops._mhc import pallas
-from jaxgnn.ops._mhc.reference import mhc_post, mhc_post_pre, mhc_pre
+from jaxgnn.ops._mhc.reference import mhc_layer, mhc_post, mhc_post_pre, mhc_pre
 from jaxgnn.testing import assert_close, random_array
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.chip import Chip
@@ -193,7 +193,8 @@ def test_the_ops_take_them(interpreted):
 
 
 @pytest.mark.costly
-def test_tokens_that_fill_no_group_are_padded(interpreted):
+@pytest.mark.parametrize("transposed", [True, False])
+def test_tokens_that_fill_no_group_are_padded(interpreted, transposed):
     tokens, n, dim = 17, 4, 64
     x, of_post = streams((tokens,), n, dim, "bfloat16"), outputs((tokens,), n, dim, "bfloat16")
     post, params = PostInputs(x, *of_post), MHCParams(*parameters(n, dim))
@@ -201,13 +202,28 @@ def test_tokens_that_fill_no_group_are_padded(interpreted):
         random_array((tokens, n, dim), "bfloat16", seed=9),
         *outputs((tokens,), n, dim, "bfloat16"),
     )
-    options = {"transposed": True, "constants": CONSTANTS}
+    options = {"transposed": transposed, "constants": CONSTANTS}
     (y, *_), saved = mhc_post_pre.mhc_post_pre(post, params, **options)
     with emulated(), interpreted():
         given = post, params, y, saved, cotangents
         made = pallas.mhc_post_pre_backward(*given, deterministic=True, **options)
     exact = exactly(mhc_post_pre.mhc_post_pre_backward, *given, **options)
     _assert_all_close(made, exact, tokens * dim)
+
+
+def test_tokens_that_fill_no_group_are_padded_in_a_layer(interpreted):
+    tokens, n, dim = 13, 4, 64
+    x, params = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim))
+    _, saved = mhc_pre.mhc_pre(x, params, constants=CONSTANTS)
+    of_pre = outputs((tokens,), n, dim, "bfloat16")
+    of_post = outputs((tokens,), n, dim, "bfloat16", 0.5)[1:]
+    dy, options = random_array((tokens, n, dim), "bfloat16", seed=9), {"transposed": True}
+    arrays = x, params, saved, of_pre, of_post, dy
+    with emulated(), interpreted():
+        assert pallas.has_paired_backward(x)
+        gradients = pallas.mhc_layer_pre_backward(*arrays, **options, constants=CONSTANTS)
+    exact = exactly(mhc_layer.mhc_layer_pre_backward, *arrays, **options, constants=CONSTANTS)
+    _assert_all_close(gradients, exact, tokens * dim)
 
 
 def _tile(tokens, n, dim, adds=True, mixes=False, dtype="bfloat16", chip=H100):
@@ -249,7 +265,7 @@ def test_what_is_left_to_others_makes_the_longest_block_shorter(slices, tokens, 
 
 
 def test_what_they_do_not_take_is_left_to_other_kernels():
-    refused = [(12, 4, 64), (0, 4, 64), (64, 8, 64)]
+    refused = [(0, 4, 64), (64, 8, 64)]
     assert all(_tile(*shape) is None for shape in refused)
     assert _tile(64, 4, 64, dtype="float32") is None
     assert _tile(64, 4, 64) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from pallas_kernels.arguments.aggregate import Form, Statistics, Terms, count_of
+from pallas_kernels.arguments.reductions import ARRAYS, REDUCTIONS
 
 
 def forward(
@@ -19,11 +22,11 @@ def forward(
 ) -> tuple[Float[Array, "rows columns"], Statistics]:
     """The results side by side, rounded, and with ``keep`` the statistics for the gradients."""
     edges = _Edges(graph, x, form)
-    made = {name: edges.reduced(name) for name in dict.fromkeys(form.reductions)}
-    y = jnp.concatenate([made[name] for name in form.reductions], axis=-1).astype(x.dtype)
+    parts = {name: edges.reduced(name) for name in dict.fromkeys(form.reductions)}
+    y = jnp.concatenate([parts[name] for name in form.reductions], axis=-1).astype(x.dtype)
     if not keep:
         return y, Statistics()
-    find = {
+    statistics = {
         "mean": lambda: edges.centre()[0],
         "mean_rest": lambda: edges.centre()[1],
         "variance": edges.variance,
@@ -32,8 +35,9 @@ def forward(
         "peak": lambda: edges.exponentials()[1],
         "total": lambda: jnp.where(edges.count > 0, edges.total(), 0),
         "soft": edges.soft,
+        **{name: partial(edges.sum_of_function, name) for name in form.sums_of_functions},
     }
-    return y, Statistics(**{field: find[field]() for field in form.kept()})
+    return y, Statistics.of_kept({name: statistics[name]() for name in form.kept()})
 
 
 class _Edges:
@@ -47,27 +51,25 @@ class _Edges:
         self.count = jnp.diff(graph.indptr)[:, None].astype(wide.dtype)
 
     def reduced(self, name: str) -> Float[Array, "rows dim"]:
-        match name:
-            case "sum":
-                made = self.sum(self.values)
-            case "mean":
-                made = self.mean()
-            case "var":
-                made = self.variance()
-            case "std":
-                # The root of zero is zero, and so is its gradient.
-                variance = self.variance()
-                is_some = variance > 0
-                made = jnp.where(is_some, jnp.sqrt(jnp.where(is_some, variance, 1)), 0)
-            case "max":
-                made = self.extreme(self.values)
-            case "min":
-                made = -self.extreme(-self.values)
-            case "softmax":
-                made = self.soft()
-            case _:
-                made = self.log_total()
-        return jnp.where(self.count > 0, made, 0)
+        """The reduction of this name; zero for rows without edges."""
+        totals = {
+            "sum": lambda: self.sum(self.values),
+            "mean": self.mean,
+            "variance": self.variance,
+            "max": lambda: self.extreme(self.values),
+            "min": lambda: -self.extreme(-self.values),
+            "soft": self.soft,
+            "log_total": self.log_total,
+            "count": lambda: jnp.maximum(self.count, 1),
+            "each": lambda: self.sum_of_function(name),
+        }
+        reduction = REDUCTIONS[name]
+        result = reduction.result(ARRAYS, *(totals[total]() for total in reduction.totals))
+        return jnp.where(self.count > 0, result, 0)
+
+    def sum_of_function(self, name: str) -> Float[Array, "rows dim"]:
+        """The sum of the function of each number that this reduction has."""
+        return self.sum(REDUCTIONS[name].of_each(self.values))
 
     def sum(self, values: Float[Array, "edges dim"]) -> Float[Array, "rows dim"]:
         return sum_rows(values, self.graph.indptr)
@@ -203,6 +205,8 @@ def _contributions(graph, values, slots, terms):
         if terms.exp_linear is not None:
             factor = factor + at(terms.exp_linear) * (1 + (values - at(terms.soft)))
         total = total + jnp.exp(values - at(terms.peak)) * factor
+    for name, factor in (terms.each or {}).items():
+        total = total + at(factor) * REDUCTIONS[name].slope_at(values)
     return jnp.where((rows < graph.num_rows)[:, None], total, 0)
 
 
@@ -260,67 +264,56 @@ def terms_of(
     count = jnp.maximum(jnp.diff(graph.indptr), 1)[:, None].astype(wide)
     parts = zip(*(jnp.split(a, len(form.reductions), axis=-1) for a in (y, dy)), strict=True)
     of = {name: (y, dy.astype(wide)) for name, (y, dy) in zip(form.reductions, parts, strict=True)}
-    constant, linear = [], []
-    if "sum" in of:
-        constant.append(of["sum"][1])
-    if "mean" in of:
-        constant.append(of["mean"][1] / count)
-    # The gradient of a variance by x is 2 (x - mean) / n, that of its root (x - mean) / (n root).
-    if "var" in of:
-        linear.append(2 * of["var"][1] / count)
-    if "std" in of:
-        is_some = statistics.variance > 0
-        root = jnp.sqrt(jnp.where(is_some, statistics.variance, 1))
-        linear.append(jnp.where(is_some, of["std"][1] / (count * root), 0))
-    if linear:
-        constant.append(-statistics.mean_rest * sum(linear))
+    sums: dict[str, Array] = {}
+    each: dict[str, Array] = {}
+    for name, reduction in REDUCTIONS.items():
+        if name not in of:
+            continue
+        slope = of[name][1]
+        if reduction.gradient is not None:
+            for term, part in reduction.gradient(slope, count, statistics).items():
+                sums[term] = sums[term] + part if term in sums else part
+        elif reduction.value is not None:
+            total = statistics.each[name]
+            _, pull_back = jax.vjp(lambda t, r=reduction: r.of_sum(t, count), total)
+            each[name] = pull_back(slope.astype(total.dtype))[0]
+    if "linear" in sums:
+        rest = -statistics.mean_rest * sums["linear"]
+        sums["constant"] = sums["constant"] + rest if "constant" in sums else rest
     return Terms(
-        constant=sum(constant) if constant else None,
-        linear=sum(linear) if linear else None,
+        **sums,
         centre=statistics.mean,
+        peak=statistics.peak,
+        soft=statistics.soft,
+        each=each or None,
         **_extremes(form, graph, of, statistics),
-        **_exponentials(of, statistics),
     )
 
 
 def _extremes(form, graph, of, statistics):
-    made = {}
+    terms = {}
     for name, kept, field in (("max", "highest", "top"), ("min", "lowest", "bottom")):
         if name in of:
             y, dy = of[name]
-            found = getattr(statistics, kept)
-            made[field] = found if form.keeps == "slot" else y
-            made[f"{field}_gradient"] = _share(form, found, dy)
+            tied = getattr(statistics, kept)
+            terms[field] = tied if form.keeps == "slot" else y
+            terms[f"{field}_gradient"] = _share(form, tied, dy)
             if not form.by_edge:
-                made[f"{field}_holder"] = _holder(form, graph, found)
-    return made
+                terms[f"{field}_holder"] = _holder(form, graph, tied)
+    return terms
 
 
-def _share(form, found, dy):
+def _share(form, tied, dy):
     """The gradient that each edge with an extreme gets."""
     if form.keeps == "slot":
         return dy
-    count = count_of(found).astype(dy.dtype) if form.keeps == "holder" else found
+    count = count_of(tied).astype(dy.dtype) if form.keeps == "holder" else tied
     return dy / jnp.maximum(count, 1)
 
 
-def _holder(form, graph, found):
+def _holder(form, graph, tied):
     """The sender that has the extreme alone, negative where there is none."""
     if form.keeps == "holder":
-        return found
-    senders = rows_at(jnp.asarray(graph.indices), found, -1)
+        return tied
+    senders = rows_at(jnp.asarray(graph.indices), tied, -1)
     return jnp.where(jnp.diff(graph.indptr)[:, None] > 0, senders, -1)
-
-
-def _exponentials(of, statistics):
-    if "softmax" not in of and "logsumexp" not in of:
-        return {}
-    # The peak alone adds one to the total, unless all numbers of the row are -inf.
-    each = 1 / jnp.maximum(statistics.total, 1)
-    terms = {"peak": statistics.peak}
-    if "logsumexp" in of:
-        terms["exp_constant"] = of["logsumexp"][1] * each
-    if "softmax" in of:
-        # With y = Σ p x, dy/dx = p (1 + x - y).
-        terms |= {"exp_linear": of["softmax"][1] * each, "soft": statistics.soft}
-    return terms

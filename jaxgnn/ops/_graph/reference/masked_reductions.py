@@ -14,6 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.masked_graph import row_presence
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.reductions import ARRAYS, REDUCTIONS
 
 
 def masked_reductions(
@@ -30,12 +31,12 @@ def masked_reductions(
     the extreme.
     """
     edges = _MaskedEdges(graph, presence, messages)
-    parts = [jnp.where(edges.total > 0, getattr(edges, name)(), 0) for name in names]
+    parts = [jnp.where(edges.total > 0, edges.reduced(name), 0) for name in names]
     return jnp.concatenate(parts, axis=-1).astype(messages.dtype)
 
 
 class _MaskedEdges:
-    """The numbers of the edges, in the accumulation dtype; a method for each reduction."""
+    """The numbers of the edges, in the accumulation dtype; a method for each compiled reduction."""
 
     def __init__(self, graph: CSRGraph, presence: Array, messages: Array):
         wide = accumulation_dtype(messages.dtype)
@@ -47,6 +48,14 @@ class _MaskedEdges:
         self.total = sum_rows(self.shares, self.indptr)
         self.divisor = jnp.where(self.total > 0, self.total, 1)
         self.presence = row_presence(self.indptr, self.shares[:, 0], None)[:, None]
+
+    def reduced(self, name: str) -> Array:
+        """The reduction of this name."""
+        reduction = REDUCTIONS[name]
+        if reduction.value is None:
+            return getattr(self, name)()
+        total = self._sum(reduction.of_each(self.values))
+        return self.presence * reduction.of_sum(total, self.divisor)
 
     def _of_edges(self, per_row: Array) -> Array:
         return rows_at(per_row, self.rows, are_sorted=True)
@@ -73,9 +82,7 @@ class _MaskedEdges:
         return self.presence * self._variance()
 
     def std(self) -> Array:
-        variance = self._variance()
-        is_some = variance > 0  # the root of zero is zero, and so is its gradient
-        return self.presence * jnp.where(is_some, jnp.sqrt(jnp.where(is_some, variance, 1)), 0)
+        return self.presence * ARRAYS.root(self._variance())
 
     def max(self) -> Array:
         return self._extreme(self.values)

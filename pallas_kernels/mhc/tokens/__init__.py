@@ -1,1 +1,0 @@
-"""Backward pass of hyper-connections by SIMT code, for all shapes and dtypes."""
