@@ -37,7 +37,9 @@ FOLDERS = ("jaxgnn", "pallas_kernels", "experiments", "tools", "tests")
 # in them, and nothing in tests.
 ROOMS_LEFT = (
     "experiments",
+    "jaxgnn/_codegen",
     "jaxgnn/_ffi",
+    "jaxgnn/_html",
     "jaxgnn/datasets",
     "jaxgnn/distributed",
     "jaxgnn/draw",
@@ -51,6 +53,7 @@ ROOMS_LEFT = (
     "jaxgnn/training",
     "pallas_kernels",
     "tests/_documented_commands.py",
+    "tests/_tiers.py",
     "tests/conftest.py",
     "tests/datasets",
     "tests/distributed",
@@ -61,6 +64,7 @@ ROOMS_LEFT = (
     "tests/fusion",
     "tests/gpu",
     "tests/graph",
+    "tests/html",
     "tests/interop",
     "tests/metrics",
     "tests/notebook",
@@ -68,6 +72,7 @@ ROOMS_LEFT = (
     "tests/pallas_kernels",
     "tests/sampling",
     "tests/test_architecture.py",
+    "tests/test_tiers.py",
     "tests/training",
 )
 # Functions of converted folders that are called from folders that are not.

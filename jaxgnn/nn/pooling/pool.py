@@ -53,8 +53,8 @@ _REDUCES: dict[str, Callable[[Array, GraphBatch], Array]] = {
 }
 
 
-def _reduce_by_sum(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
-    """A reduction that is computed from the sum of a function of each number."""
+def _pooled(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
+    """Makes a reduction that is computed from the sum of a function of each number."""
 
     def reduce(x: Array, batch: GraphBatch) -> Array:
         wide = rows_where(jnp.asarray(batch.node_mask), x.astype(accumulation_dtype(x.dtype)))
@@ -67,7 +67,7 @@ def _reduce_by_sum(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
 
 
 _REDUCES |= {
-    name: _reduce_by_sum(reduction)
+    name: _pooled(reduction)
     for name, reduction in REDUCTIONS.items()
     if reduction.value is not None
 }
