@@ -81,6 +81,12 @@ PACKAGES = {
         "norms": ("shared",),
         "pooling": ("shared",),
     },
+    "jaxgnn.fusion": {
+        "program": (),
+        "graphs": ("program",),
+        "recognise": ("program", "graphs"),
+        "rules": ("program", "graphs", "recognise"),
+    },
     "jaxgnn.datasets": {
         "formats": (),
         "records": (),
@@ -204,6 +210,15 @@ ALLOWED = {
         "jaxgnn.ops",
         "jaxgnn.testing",
     },
+    **_of_rooms(
+        "jaxgnn.fusion",
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn._methods",
+        "jaxgnn.equivariant",
+        "jaxgnn.graph",
+        "jaxgnn.ops",
+    ),
     "jaxgnn.models": {
         "jaxgnn._arrays",
         "jaxgnn._errors",

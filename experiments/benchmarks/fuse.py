@@ -34,7 +34,7 @@ from experiments.benchmarks._watched import Begun, Device, Measured, Stopped, Wa
 from experiments.benchmarks._workloads import Workload, forget_graphs, like
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import Search, explain, fuse
-from jaxgnn.fusion.constants import opened
+from jaxgnn.fusion.program.constants import opened
 from jaxgnn.fusion.search import has_egglog
 from jaxgnn.testing.timing import (
     Candidate,

@@ -25,8 +25,8 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import explain, fuse
-from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.cost import measured_speeds
+from jaxgnn.fusion.policy import measured_speeds
+from jaxgnn.fusion.program.constants import opened
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
 
 

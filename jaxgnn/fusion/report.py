@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgnn.fusion.program import Equation, Program, closure, is_variable
-from jaxgnn.fusion.rewrite import Applied, Findings
+from jaxgnn.fusion.program.program import Equation, Program, closure, is_variable
+from jaxgnn.fusion.rewriting import Applied, Findings
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #1c1f23; background: #fff; }

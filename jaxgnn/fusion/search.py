@@ -21,16 +21,17 @@ import jax
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.fusion.cost import (
+from jaxgnn.fusion.policy import (
     Speeds,
     has_own_kernel,
     measured_speeds,
     seconds_of,
     seconds_of_program,
 )
-from jaxgnn.fusion.program import Atom, Equation, Program, closure, is_variable
-from jaxgnn.fusion.rewrite import Findings, Rewrite, Rule, Rules, flops_of, rewritten
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.program.program import Atom, Equation, Program, closure, flops_of, is_variable
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.rewriting import Findings, Rules, rewritten
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 Search = Literal["auto", "matcher", "egglog"]
 """Method to choose among rewrites that exclude each other."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import jax.extend.core as jex
 import numpy as np
 
-from jaxgnn.fusion.edges import Surroundings, row_gather, segment_reduction
-from jaxgnn.fusion.leftovers import name_leftovers
-from jaxgnn.fusion.lists import list_gather
-from jaxgnn.fusion.loops import constants_of_scan, with_more_constants
-from jaxgnn.fusion.plans import Plan, plan_of, plans_in, with_plans, with_plans_moved
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
-from jaxgnn.fusion.rewrite import Findings, Rules, rewritten
+from jaxgnn.fusion.graphs.preparations import Plan, plan_of, plans_in, with_plans, with_plans_moved
+from jaxgnn.fusion.program.loops import Body, bodies_of, with_more_constants
+from jaxgnn.fusion.program.program import Atom, Equation, Program, is_variable, place_of
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.dense_lists import list_gather
+from jaxgnn.fusion.recognise.edge_lists import Surroundings
+from jaxgnn.fusion.recognise.gathers import row_gather, segment_reduction
+from jaxgnn.fusion.recognise.irregular_code import irregular_code
+from jaxgnn.fusion.rewriting import Findings, Refused, Rules, rewritten
 from jaxgnn.fusion.search import Search, chosen
-from jaxgnn.fusion.view import View
 
 Known = dict[Any, Any]
 
@@ -60,7 +59,7 @@ class _Rewriting:
         rules, original = chosen(program, self.rules, known, self.search), program
         program = rewritten(program, rules, known, self.findings, where)
         view = View(program, known)
-        name_leftovers(program, original, view, self.findings, where)
+        self._name_irregular_code(program, original, view, where)
         equations, constants, plans = [], dict(program.constants), list[Plan]()
         for equation in program.equations:
             made, added = self._with_new_bodies(view, equation, where, plans)
@@ -68,6 +67,19 @@ class _Rewriting:
             constants.update(added)
         made = dataclasses.replace(program, equations=tuple(equations), constants=constants)
         return with_plans(made, plans)
+
+    def _name_irregular_code(
+        self, program: Program, original: Program, view: View, where: str
+    ) -> None:
+        """Adds a refusal for irregular code at places that no rule has refused."""
+        refused = self.findings.refused
+        named = {one.where for one in refused}
+        reasons: dict[tuple[str, str], None] = {}
+        for equation, reason in irregular_code(program, original, view):
+            place = place_of(equation, where)
+            if place not in named:
+                reasons[place, reason] = None
+        refused += [Refused("rewritten", place, reason) for place, reason in reasons]
 
     def _with_new_bodies(
         self, view: View, equation: Equation, where: str, plans: list[Plan]
@@ -91,7 +103,7 @@ class _Rewriting:
             if len(findings.applied) == before:
                 continue
             moved = _moved_out(view, View(inner, known), body)
-            with_moved = body.with_plans(made, inner, moved)
+            with_moved = _reading_moved(made, inner, moved)
             if with_moved is not None:
                 made = with_moved
                 plans += moved.values()
@@ -114,6 +126,16 @@ def _moved_out(view: View, inner: View, body: Body) -> dict[Plan, Plan]:
             moved[plan] = made
             outside |= zip(plan.results, made.results, strict=True)
     return moved
+
+
+def _reading_moved(
+    equation: Equation, body: Program, moved: Mapping[Plan, Plan]
+) -> Equation | None:
+    """The equation with a new body, which reads plans from outside; None if none are moved."""
+    if not moved:
+        return None
+    outside = [v for plan in moved.values() for v in plan.results]
+    return with_more_constants(equation, with_plans_moved(body, moved), outside)
 
 
 def _fixed_values(view: View, inner: Program, body: Body) -> Known:
@@ -167,87 +189,3 @@ def _name(effect: Any) -> str:
     """The text of an effect, or its class if it has no text."""
     says_something = type(effect).__repr__ is not object.__repr__
     return (says_something and str(effect)) or type(effect).__name__
-
-
-_LIBRARY = str(Path(__file__).parents[1])
-
-
-@dataclass(frozen=True)
-class Body:
-    """A function that an equation calls."""
-
-    name: str  # its purpose, for ``explain``
-    fixed: Sequence[Atom | None]  # the operands that are its first arguments in every call
-    key: str  # the parameter of the equation
-    closed: Any  # its jaxpr
-    index: int = 0  # among several jaxprs of the parameter
-    rest: Sequence[Atom] = ()  # the operands that are the arguments after these in the first call
-    runs_again: bool = False  # whether one run of the equation may run it several times
-    steps: int = 1  # the times that it runs, if that is known
-
-    @property
-    def operands(self) -> Sequence[Atom | None]:
-        """The operands that are its arguments in the first call."""
-        return [*self.fixed, *self.rest]
-
-    def with_plans(
-        self, equation: Equation, program: Program, moved: Mapping[Plan, Plan]
-    ) -> Equation | None:
-        """The equation with another program, whose plans it reads; None if none are moved."""
-        if not moved:
-            return None
-        body = with_plans_moved(program, moved)
-        outside = [v for plan in moved.values() for v in plan.results]
-        return with_more_constants(equation, body, outside)
-
-    def replaced(self, equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
-        """The equation with another program, and constants that it then reads."""
-        reads, constants, old = equation.invars, {}, equation.params[self.key]
-        if isinstance(old, tuple):
-            new: Any = (*old[: self.index], program.closed(), *old[self.index + 1 :])
-        elif old is self.closed:
-            new = program.closed()
-        else:  # a jaxpr without constants, which become operands
-            constants = {jex.gensym()(v.aval): value for v, value in program.constants.items()}
-            reads, new = [*constants, *reads], program.opened()
-        return equation.replace(invars=reads, params={**equation.params, self.key: new}), constants
-
-
-def bodies_of(equation: Equation) -> Iterator[Body]:
-    """The bodies of a loop, a conditional, a checkpoint, or a function with its own derivative.
-
-    Their results are those of the equation. For ``custom_jvp`` and ``custom_vjp`` it is the
-    function itself; its derivative is given, and is not rewritten. Ops of this library are such
-    functions, too: their bodies are not rewritten.
-    """
-    name, params, reads = equation.primitive.name, equation.params, list(equation.invars)
-    if name == "scan":
-        first = constants_of_scan(params)
-        yield Body(
-            *(name, reads[:first], "jaxpr", params["jaxpr"]),
-            rest=reads[first:],
-            runs_again=True,
-            steps=params["length"],
-        )
-    elif name == "while":
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        yield Body(f"{name} condition", reads[:first], "cond_jaxpr", params["cond_jaxpr"])
-        fixed = reads[first : first + second]
-        rest = reads[first + second :]
-        yield Body(
-            f"{name} body", fixed, "body_jaxpr", params["body_jaxpr"], rest=rest, runs_again=True
-        )
-    elif name == "cond":
-        for i, branch in enumerate(params["branches"]):
-            yield Body(f"{name} branch {i}", reads[1:], "branches", branch, i)
-    elif name in ("remat", "remat2", "checkpoint"):
-        closed = jex.ClosedJaxpr(params["jaxpr"], [])  # a gradient runs it again
-        yield Body(name, reads, "jaxpr", closed, runs_again=True)
-    elif name in ("custom_jvp_call", "custom_vjp_call") and not _is_ours(params["call_jaxpr"]):
-        yield Body(name.removesuffix("_call"), reads, "call_jaxpr", params["call_jaxpr"])
-
-
-def _is_ours(closed: Any) -> bool:
-    """Whether a function is defined in this library, or in an unknown place."""
-    source = getattr(getattr(closed.jaxpr, "debug_info", None), "func_src_info", None)
-    return source is None or _LIBRARY in source

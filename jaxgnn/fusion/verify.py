@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.constants import Jitted
-from jaxgnn.fusion.edges import segment_reduction
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion.program.constants import Jitted
+from jaxgnn.fusion.program.program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion.recognise.gathers import segment_reduction
 from jaxgnn.testing import assert_close
 
 

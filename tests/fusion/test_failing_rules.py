@@ -9,8 +9,8 @@ import pytest
 import jaxgnn
 from jaxgnn.fusion import fused as fuse_module
 from jaxgnn.fusion import search as search_module
-from jaxgnn.fusion.rewrite import Rewrite
 from jaxgnn.fusion.rules import neighbour_sum
+from jaxgnn.fusion.rules.rule import Rewrite
 from jaxgnn.fusion.search import has_egglog
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
 

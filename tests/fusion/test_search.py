@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import cost, rewrite
+from jaxgnn.fusion import policy as cost
 from jaxgnn.fusion import search as search_module
-from jaxgnn.fusion.cost import Speeds, flops_of, seconds_of
-from jaxgnn.fusion.rewrite import Policy, Rewrite, Rule, Rules
+from jaxgnn.fusion.policy import Policy, Speeds, seconds_of
+from jaxgnn.fusion.program.program import flops_of
+from jaxgnn.fusion.rewriting import Rules
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
-from tests.fusion.test_rules import APPLIES, DOES_NOT
+from tests.fusion.rules.test_rules import APPLIES, DOES_NOT
 
 SPEEDS = Speeds(bytes_per_second=1e9, flops_per_second=1e10, launch_seconds=1e-5)
 X, KERNEL, VECTOR = arrays((NODES, 4), (4, 4), (8, 1))
@@ -113,7 +115,7 @@ def test_the_matcher_is_taken_where_egglog_is_not_installed(monkeypatch):
     fn, args, _ = APPLIES["message network"]
     monkeypatch.setattr(search_module, "has_egglog", lambda: False)
     monkeypatch.setattr(search_module, "_candidates", pytest.fail)
-    monkeypatch.setattr(rewrite, "_FASTER_FROM", {})
+    monkeypatch.setattr(cost, "_FASTER_FROM", {})
     fused = jaxgnn.fuse(fn)
     np.testing.assert_allclose(fused(*args), fn(*args), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="fuse: search must be 'auto' or 'matcher' where the pack"):
@@ -124,7 +126,7 @@ def test_several_processes_choose_alike_as_nothing_is_measured(monkeypatch):
     fn, args, _ = APPLIES["message network"]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(search_module, "_candidates", pytest.fail)
-    monkeypatch.setattr(rewrite, "_FASTER_FROM", {})
+    monkeypatch.setattr(cost, "_FASTER_FROM", {})
     assert jaxgnn.fuse.explain(fn, *args, measure=False).findings.applied
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from jaxgnn.fusion import fused as fuse_module
 from jaxgnn.fusion import verify
-from jaxgnn.fusion.program import Program, is_variable
-from jaxgnn.fusion.rewrite import Rewrite
+from jaxgnn.fusion.program.program import Program, is_variable
 from jaxgnn.fusion.rules import neighbour_sum
+from jaxgnn.fusion.rules.rule import Rewrite
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
 

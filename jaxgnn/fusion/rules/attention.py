@@ -14,8 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import Graph, RowGather, reads_end, row_gather
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.program.matching import NoMatch, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Values
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Graph, reads_end
+from jaxgnn.fusion.recognise.gathers import RowGather, row_gather
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     SUMMED,
     Factor,
@@ -24,9 +28,6 @@ from jaxgnn.fusion.products import (
     product_of,
     values_of,
 )
-from jaxgnn.fusion.program import Atom
-from jaxgnn.fusion.rewrite import Values
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgnn.fusion.edges import Mask, RowGather, mask_of_read_rows, row_gather, where_rows
-from jaxgnn.fusion.plans import Plan
-from jaxgnn.fusion.products import IN_RANGE, multiplied, product_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.graphs.preparations import Plan
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Mask, mask_of_read_rows, where_rows
+from jaxgnn.fusion.recognise.gathers import RowGather, row_gather
+from jaxgnn.fusion.recognise.products import IN_RANGE, multiplied, product_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 
 @dataclass(frozen=True)

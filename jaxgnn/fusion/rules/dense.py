@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.program import Atom, Equation, is_variable
-from jaxgnn.fusion.rewrite import Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import Linear, activation_of, chain_of, linear_of
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.program.matching import need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, is_variable, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import Linear, activation_of, chain_of, linear_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import FUSED_LINEAR, FUSED_MLP
 

@@ -32,22 +32,27 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Columns,
     Graph,
     Rows,
-    SegmentReduction,
     are_the_same,
     columns_read,
     graph_between,
-    is_filled_with,
     reads_own_row,
-    row_gather,
     rows_of,
-    segment_reduction,
     where_rows,
 )
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.recognise.gathers import (
+    SegmentReduction,
+    is_filled_with,
+    row_gather,
+    segment_reduction,
+)
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     Product,
     assumed_of_masks,
@@ -55,11 +60,9 @@ from jaxgnn.fusion.products import (
     rows_behind,
     values_of,
 )
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
+from jaxgnn.fusion.recognise.templates import Linear, chain_of
 from jaxgnn.fusion.rules.by_nodes import columns_of
-from jaxgnn.fusion.templates import Linear, chain_of
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 _ASSUMES = "finite numbers, and sums over edges that do not overflow before the last layer"
 

@@ -14,8 +14,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxgnn.fusion.edges import Graph, RowGather
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Graph
+from jaxgnn.fusion.recognise.gathers import RowGather
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     Factor,
     Product,
@@ -24,10 +28,7 @@ from jaxgnn.fusion.products import (
     values_of,
     without_repeats,
 )
-from jaxgnn.fusion.program import Atom
-from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.rules.attention import Sum
-from jaxgnn.fusion.view import View, need, or_none, required
 from jaxgnn.ops.shared import MOST_FEATURES, MadeFilters, filtered_sum_in_order
 
 

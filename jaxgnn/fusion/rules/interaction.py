@@ -27,23 +27,22 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import put_own
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.graphs.static_graphs import StaticGraph
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import known_rows, rows_of, where_rows
+from jaxgnn.fusion.recognise.gathers import (
     SegmentReduction,
     is_filled_with,
-    known_rows,
     row_gather,
-    rows_of,
     segment_reduction,
-    where_rows,
 )
-from jaxgnn.fusion.graphs import StaticGraph
-from jaxgnn.fusion.norms import NormOf, norm_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
+from jaxgnn.fusion.recognise.norms import NormOf, norm_of
+from jaxgnn.fusion.recognise.templates import Linear, activation_of, chain_of
 from jaxgnn.fusion.rules.by_nodes import columns_of
 from jaxgnn.fusion.rules.edge_mlp import EdgeInputs, edge_inputs
-from jaxgnn.fusion.templates import Linear, activation_of, chain_of
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.dispatch import resolve, vmap_leading
 from jaxgnn.ops.shared import EdgeLists, InteractionOptions, updated_edges
 

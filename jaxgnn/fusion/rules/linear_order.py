@@ -29,20 +29,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import rows_that_are_read, where_rows
+from jaxgnn.fusion.recognise.gathers import (
     RowGather,
     SegmentReduction,
     is_filled_with,
-    rows_that_are_read,
     segment_reduction,
-    where_rows,
 )
-from jaxgnn.fusion.products import Factor, Product, multiplied, product_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values
+from jaxgnn.fusion.recognise.products import Factor, Product, multiplied, product_of
+from jaxgnn.fusion.recognise.templates import is_matrix_product
 from jaxgnn.fusion.rules.maxk import maxk_of
-from jaxgnn.fusion.templates import is_matrix_product
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 # Operations that take as long as a byte of memory; an upper estimate for current CPUs and GPUs.
 _OPERATIONS_PER_BYTE = 16

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgnn import ops
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import form_of
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import form_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 _DEPTH = 12  # equations between `top_k` and the result, in the longest way to write it
 

@@ -37,20 +37,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.products import Factor, contraction_of, span_of, unless_one, without_repeats
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import is_matrix_product, is_transposed, row_of, session_precision
-from jaxgnn.fusion.view import (
-    SHORT_FLOATS,
-    NoMatch,
-    UnroundedView,
-    View,
-    need,
-    or_none,
-    required,
-    unrounded,
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import SHORT_FLOATS, UnroundedView, View, unrounded
+from jaxgnn.fusion.recognise.products import (
+    Factor,
+    contraction_of,
+    span_of,
+    unless_one,
+    without_repeats,
 )
+from jaxgnn.fusion.recognise.templates import (
+    is_matrix_product,
+    is_transposed,
+    row_of,
+    session_precision,
+)
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import MHC_POST, MHC_PRE, MHCConstants, MHCParams
 

@@ -22,12 +22,13 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from jaxgnn.fusion.lists import Flattened, Made
-from jaxgnn.fusion.products import SUMMED, Factor, contraction_of, unless_one
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, traced
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Program, Values, is_variable, traced
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.dense_lists import Flattened, Made
+from jaxgnn.fusion.recognise.products import SUMMED, Factor, contraction_of, unless_one
 from jaxgnn.fusion.rules import neighbour_sum, segments
-from jaxgnn.fusion.view import NoMatch, View, need, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 Function = Callable[..., Any]
 

@@ -42,19 +42,24 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Equation, Values, is_variable, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Graph,
-    RowGather,
     Rows,
-    SegmentReduction,
     graph_of,
-    is_filled_with,
     reads_own_row,
     rows_of,
-    segment_reduction,
     where_rows,
 )
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.recognise.gathers import (
+    RowGather,
+    SegmentReduction,
+    is_filled_with,
+    segment_reduction,
+)
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     Factor,
     Product,
@@ -68,13 +73,11 @@ from jaxgnn.fusion.products import (
     rows_behind,
     values_of,
 )
-from jaxgnn.fusion.program import Equation, is_variable
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.attention import Sum, gat_of, inner_products_of
 from jaxgnn.fusion.rules.filters import check_filters, filtered_rows
 from jaxgnn.fusion.rules.maxk import maxk_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.fusion.rules.softmax import SegmentSoftmax, segment_softmax_of
-from jaxgnn.fusion.view import View, need, required
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Graph,
-    SegmentReduction,
     graph_entering,
     graph_of,
     has_rows_in_order,
-    is_filled_with,
     known_rows,
-    row_gather,
     rows_of,
+)
+from jaxgnn.fusion.recognise.gathers import (
+    SegmentReduction,
+    is_filled_with,
+    row_gather,
     segment_reduction,
 )
-from jaxgnn.fusion.products import product_of, rows_behind, without_masked
-from jaxgnn.fusion.program import Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
+from jaxgnn.fusion.recognise.products import product_of, rows_behind, without_masked
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 

@@ -36,11 +36,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgnn import ops
-from jaxgnn.fusion.loops import carries_of_scan
-from jaxgnn.fusion.program import Atom, Equation, Program
-from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import form_of
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.program.loops import carries_of_scan
+from jaxgnn.fusion.program.matching import need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Program, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import form_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import SINKHORN
 

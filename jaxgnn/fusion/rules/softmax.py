@@ -20,24 +20,27 @@ from jaxtyping import Array
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.edges import (
-    Kind,
+from jaxgnn.fusion.graphs.static_graphs import graph_of_rows
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Rows,
-    SegmentReduction,
     are_segments,
     are_the_same,
     has_rows,
-    is_filled_with,
     known_ids,
     known_rows,
     reads_own_row,
+)
+from jaxgnn.fusion.recognise.gathers import (
+    Kind,
+    SegmentReduction,
+    is_filled_with,
     row_gather,
     segment_reduction,
 )
-from jaxgnn.fusion.graphs import graph_of_rows
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.graph import CSRGraph
 
 

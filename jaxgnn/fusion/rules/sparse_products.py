@@ -21,11 +21,12 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.graphs import StaticGraph, static_graph
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import session_precision
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.graphs.static_graphs import StaticGraph, static_graph
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import session_precision
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 _NARROW = 8  # features, below which XLA was faster
 

@@ -1,6 +1,5 @@
 """All rules, in the order in which they are tried."""
 
-from jaxgnn.fusion.rewrite import Rule
 from jaxgnn.fusion.rules import (
     by_nodes,
     dense,
@@ -18,6 +17,7 @@ from jaxgnn.fusion.rules import (
     tensor_products,
     unrolled_loop,
 )
+from jaxgnn.fusion.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     unrolled_loop.RULE,

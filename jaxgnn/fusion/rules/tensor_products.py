@@ -32,20 +32,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.couplings import NO_COLUMN, Coupling, coupling_of
-from jaxgnn.fusion.edges import (
-    Graph,
-    graph_of,
-    is_filled_with,
-    reads_own_row,
-    rows_of,
-    segment_reduction,
-)
-from jaxgnn.fusion.multilinear import Expansion, Leaf, expanded
-from jaxgnn.fusion.products import IN_RANGE, Factor, matrix_product_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.couplings import NO_COLUMN, Coupling, coupling_of
+from jaxgnn.fusion.recognise.edge_lists import Graph, graph_of, reads_own_row, rows_of
+from jaxgnn.fusion.recognise.gathers import is_filled_with, segment_reduction
+from jaxgnn.fusion.recognise.multilinear import Expansion, Leaf, expanded
+from jaxgnn.fusion.recognise.products import IN_RANGE, Factor, matrix_product_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import tensor_product_sum as kernels

@@ -29,11 +29,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgnn.fusion.products import span_of
-from jaxgnn.fusion.program import Atom, Equation, is_variable, reads_the_same
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import calls_the_same
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.program.matching import Refusal
+from jaxgnn.fusion.program.program import (
+    Atom,
+    Equation,
+    Values,
+    is_variable,
+    nbytes,
+    reads_the_same,
+)
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.products import span_of
+from jaxgnn.fusion.recognise.templates import calls_the_same
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 Members = tuple[Atom, ...]
 

@@ -23,10 +23,9 @@ from jaxgnn.equivariant import (
     TensorProduct,
     clebsch_gordan,
 )
-from jaxgnn.fusion.multilinear import Leaf
-from jaxgnn.fusion.rewrite import Refusal
-from jaxgnn.fusion.terms import Terms
-from jaxgnn.fusion.view import NoMatch, need
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need
+from jaxgnn.fusion.recognise.multilinear import Leaf
+from jaxgnn.fusion.recognise.polynomials import Terms
 
 NO_COLUMN = -1
 """Stands for a harmonic of degree zero that the code does not multiply with: it is one."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn._methods import Method, State, captured_by
-from jaxgnn.fusion.program import Program, constants_of
+from jaxgnn.fusion.program.program import Program, constants_of
 
 # Least bytes of an array that becomes an argument. Smaller arrays cost a compiler nothing, and an
 # argument takes time in every call.

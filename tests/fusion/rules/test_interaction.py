@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.fusion.norms import norm_of
-from jaxgnn.fusion.program import Program
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.program.program import Program
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.norms import norm_of
 from tests.fusion._cases import (
     EDGES,
     NODES,

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
-from jaxgnn.fusion.edges import known_ids, row_gather, segment_reduction
-from jaxgnn.fusion.lists import list_gather
-from jaxgnn.fusion.program import Atom, Equation, Program
-from jaxgnn.fusion.rewrite import Findings, Refused, place_of
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.program.program import Atom, Equation, Program
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.dense_lists import list_gather
+from jaxgnn.fusion.recognise.edge_lists import known_ids
+from jaxgnn.fusion.recognise.gathers import row_gather, segment_reduction
 
 _SCATTERS = frozenset(
     ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
@@ -27,29 +27,22 @@ _OWN_IDS = "each member of a batch has ids of its own; join the graphs with CSRG
 _NO_LOOP = frozenset(("scan", "while", "cond"))
 
 
-def name_leftovers(
-    program: Program, original: Program, view: View, findings: Findings, where: str
-) -> None:
-    """Adds a refusal to ``findings`` for irregular equations of the original program.
+def irregular_code(
+    program: Program, original: Program, view: View
+) -> Iterator[tuple[Equation, str]]:
+    """Yields the irregular equations that are left of the original program, each with a reason.
 
     Args:
       program: the program after all rewrites.
-      original: the program before, whose equations are named, but not those of rewrites.
+      original: the program before them; equations that rewrites have added are ignored.
       view: a view of ``program``.
-      findings: the findings so far; places that they name are not named again.
-      where: the place of the program in the function.
     """
     written = {v for e in original.equations for v in e.outvars}
-    named = {one.where for one in findings.refused}
-    reasons: dict[tuple[str, str], None] = {}
     for equation in program.equations:
-        if not equation.outvars or equation.outvars[0] not in written:
-            continue
-        place = place_of(equation, where)
-        reason = None if place in named else _reason(view, equation)
-        if reason is not None:
-            reasons[place, reason] = None
-    findings.refused += [Refused("rewritten", place, reason) for place, reason in reasons]
+        if equation.outvars and equation.outvars[0] in written:
+            reason = _reason(view, equation)
+            if reason is not None:
+                yield equation, reason
 
 
 def _reason(view: View, equation: Equation) -> str | None:

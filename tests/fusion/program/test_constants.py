@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import graphs as _graphs
-from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.view import Content, Store, View, content_of_constant
+from jaxgnn.fusion.graphs import static_graphs as _graphs
+from jaxgnn.fusion.program.constants import opened
+from jaxgnn.fusion.program.stored_values import Content, Store, content_of_constant
+from jaxgnn.fusion.program.variables import View
 from tests.fusion._cases import applied, fuse
 
 NODES, EDGES = 500, 200_000  # each list is larger than what may stay a constant

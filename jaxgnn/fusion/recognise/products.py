@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.edges import RowGather, Rows, is_filled_with, row_gather
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Values
-from jaxgnn.fusion.templates import session_precision
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Rows
+from jaxgnn.fusion.recognise.gathers import RowGather, is_filled_with, row_gather
+from jaxgnn.fusion.recognise.templates import session_precision
 
 _MOST_STEPS = 100  # powers of powers have more factors than anybody means
 SUMMED = 100  # the label of the first axis that a product of matrices sums over

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Values
-from jaxgnn.fusion.view import View, need, or_none
+from jaxgnn.fusion.program.matching import need, or_none
+from jaxgnn.fusion.program.program import Atom, Equation, Values
+from jaxgnn.fusion.program.variables import View
 
 Made = Callable[[Values], Any]  # an array of edges, by the values of its inputs
 

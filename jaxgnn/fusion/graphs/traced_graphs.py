@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._arrays.arrays import MAX_INT32
-from jaxgnn.fusion.graphs import digest, graph_of_rows, moved
-from jaxgnn.fusion.plans import Plan, Work, plan_of
-from jaxgnn.fusion.program import Atom, Equation, is_variable
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.graphs.preparations import Plan, Work, plan_of
+from jaxgnn.fusion.graphs.static_graphs import digest, graph_of_rows, moved
+from jaxgnn.fusion.program.program import Atom, Equation, is_variable
+from jaxgnn.fusion.program.variables import View
 from jaxgnn.graph import CSRGraph, GraphPlan, RowSchedule
 from jaxgnn.graph.plan.schedule import make_schedule
 from jaxgnn.graph.plan.sorting import inverse_permutation, row_ids

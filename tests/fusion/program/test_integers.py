@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxgnn.fusion.integers import _FUNCTIONS, evaluated
-from jaxgnn.fusion.program import Program
+from jaxgnn.fusion.program.integers import _FUNCTIONS, evaluated
+from jaxgnn.fusion.program.program import Program
 
 A = np.array([[3, -2, 0], [2**31 - 1, -(2**31), 7]], np.int32)
 B = np.array([[2, 5, -1], [1, -1, 7]], np.int32)

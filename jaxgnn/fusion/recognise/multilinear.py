@@ -16,11 +16,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.edges import RowGather, row_gather
-from jaxgnn.fusion.products import span_of
-from jaxgnn.fusion.program import Atom, Equation, closure, is_variable
-from jaxgnn.fusion.terms import Side, Terms, contracted, joined
-from jaxgnn.fusion.view import NoMatch, View, need
+from jaxgnn.fusion.program.matching import NoMatch, need
+from jaxgnn.fusion.program.program import Atom, Equation, closure, is_variable
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.gathers import RowGather, row_gather
+from jaxgnn.fusion.recognise.polynomials import Side, Terms, contracted, joined
+from jaxgnn.fusion.recognise.products import span_of
 
 _MOST_EQUATIONS = 2_000  # that lead from rows of a table to the expanded array
 _DEEPEST = 150  # equations in a row

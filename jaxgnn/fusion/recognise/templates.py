@@ -16,10 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.graphs import digest
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, key_of_param, reads_the_same
-from jaxgnn.fusion.rewrite import Values
-from jaxgnn.fusion.view import NoMatch, View, is_plain, need, or_none, required
+from jaxgnn.fusion.graphs.static_graphs import digest
+from jaxgnn.fusion.program.matching import NoMatch, need, or_none, required
+from jaxgnn.fusion.program.program import (
+    Atom,
+    Equation,
+    Program,
+    Values,
+    is_variable,
+    key_of_param,
+    reads_the_same,
+)
+from jaxgnn.fusion.program.variables import View, is_plain
 from jaxgnn.graph import is_concrete
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxgnn.fusion.view import need
+from jaxgnn.fusion.program.matching import need
 
 MOST_FACTORS = 4
 """The largest number of columns that are multiplied."""

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxgnn.fusion.program import Atom, Program, is_variable, traced
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.program.program import Atom, Program, is_variable, traced
+from jaxgnn.fusion.program.variables import View
 
 Function = Callable[..., Sequence[Any]]
 

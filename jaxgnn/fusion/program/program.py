@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -332,3 +333,36 @@ def _without_dead_code(program: Program) -> Program:
             kept.append(equation)
     constants = {v: value for v, value in program.constants.items() if v in needed}
     return dataclasses.replace(program, equations=tuple(reversed(kept)), constants=constants)
+
+
+class Values:
+    """The arrays that the function of a rewrite gets, by the atoms of its inputs."""
+
+    def __init__(self, atoms: Sequence[Atom], arrays: Sequence[Any]):
+        # Literals have no hash.
+        self._arrays = {id(atom): array for atom, array in zip(atoms, arrays, strict=True)}
+
+    def __getitem__(self, atom: Atom) -> Any:
+        return self._arrays[id(atom)]
+
+
+def nbytes(*atoms: Atom) -> int:
+    """The bytes of some arrays."""
+    return sum(a.aval.size * a.aval.dtype.itemsize for a in atoms)
+
+
+def flops_of(equation: Equation) -> float:
+    """Multiplications and additions of a product of matrices; zero for other equations."""
+    if equation.primitive.name != "dot_general":
+        return 0.0
+    left: Atom = equation.invars[0]
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    terms = math.prod(left.aval.shape[d] for d in contracted)
+    return 2.0 * terms * equation.outvars[0].aval.size
+
+
+def place_of(equation: Equation, where: str) -> str:
+    """The equation for ``explain``: its primitive and the types of its results."""
+    made = ", ".join(v.aval.str_short() for v in equation.outvars)
+    name = f"{equation.primitive.name} -> {made}"
+    return f"{where}: {name}" if where else name

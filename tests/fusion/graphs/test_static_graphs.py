@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from jaxgnn.fusion.graphs import StaticGraph, static_graph
+from jaxgnn.fusion.graphs.static_graphs import StaticGraph, static_graph
 
 ROWS, COLUMNS = np.array([2, 0, 1, 0]), np.array([0, 1, 2, 0])
 

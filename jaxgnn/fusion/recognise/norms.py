@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxgnn.fusion.products import without_repeats
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.templates import row_of
-from jaxgnn.fusion.view import NoMatch, UnroundedView, View, need, or_none, required, unrounded
+from jaxgnn.fusion.program.matching import NoMatch, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation
+from jaxgnn.fusion.program.variables import UnroundedView, View, unrounded
+from jaxgnn.fusion.recognise.products import without_repeats
+from jaxgnn.fusion.recognise.templates import row_of
 
 _MOST_STEPS = 20  # products of products have more factors than a normalisation
 _REPEATS = "broadcast_in_dim", "reshape", "squeeze"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import templates
+from jaxgnn.fusion.recognise import templates
+from jaxgnn.fusion.recognise.templates import argument_of
 from jaxgnn.fusion.rules import dense
-from jaxgnn.fusion.templates import argument_of
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from tests.fusion._cases import (
     EDGES,
