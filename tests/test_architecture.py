@@ -318,7 +318,6 @@ HOMES = {
     "haiku": {"experiments._user_models"},
     "e3nn_jax": {"experiments._user_models"},
     "jraphx": {"experiments._plain_networks"},
-    "egglog": {"jaxgnn.fusion.search"},
     "flax": {
         "jaxgnn._modes",
         "jaxgnn.nn",

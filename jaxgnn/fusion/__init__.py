@@ -6,4 +6,3 @@ from jaxgnn.fusion.fused import Verify as Verify
 from jaxgnn.fusion.program.constants import jit as jit
 from jaxgnn.fusion.report import Explanation as Explanation
 from jaxgnn.fusion.report import Measured as Measured
-from jaxgnn.fusion.search import Search as Search

@@ -14,7 +14,6 @@ from jaxgnn.fusion.fused import Fused, Options, Verify, is_array
 from jaxgnn.fusion.policy import Policy
 from jaxgnn.fusion.program.constants import jit
 from jaxgnn.fusion.report import Explanation
-from jaxgnn.fusion.search import Search, check_search
 from jaxgnn.graph import is_concrete
 
 
@@ -25,7 +24,6 @@ def fuse(
     graph_arguments: str | int | Sequence[str | int] = (),
     verify: Verify = "off",
     only_if_faster: bool = True,
-    search: Search = "auto",
 ) -> Callable[..., Any]:
     """Rewrites a function so that its graph code runs by this library's ops.
 
@@ -62,18 +60,13 @@ def fuse(
         ``"strict"`` also runs ``fn`` unchanged from then on if they differ. ``"off"`` compares
         nothing.
       only_if_faster: skip sound rewrites that are too small to be faster on this platform.
-      search: method to choose among rewrites that exclude each other. ``"matcher"`` uses the first
-        one in the order of the rules. ``"egglog"`` uses those with the least total cost, which the
-        package of this name extracts from an e-graph; speeds of the device are measured for it once
-        in a process. ``"auto"`` is ``"egglog"`` where it is installed, only one process runs, and
-        ``only_if_faster`` is not False.
 
     Returns:
       A function of the same arguments.
 
     Raises:
       ValueError: if ``fn`` can not be called, ``static_graph`` or ``graph_arguments`` names no
-        argument of it, or ``verify`` or ``search`` is unknown; when called, if an argument of
+        argument of it, or ``verify`` is unknown; when called, if an argument of
         ``graph_arguments`` has no integer arrays.
 
     Example:
@@ -91,7 +84,7 @@ def fuse(
       ...
     """
     policy = Policy(only_if_faster=bool(only_if_faster))
-    return Fused(fn, _options(fn, static_graph, graph_arguments, verify, policy, search))
+    return Fused(fn, _options(fn, static_graph, graph_arguments, verify, policy))
 
 
 def explain(
@@ -99,7 +92,6 @@ def explain(
     *args: Any,
     static_graph: bool | str | Sequence[str] = False,
     graph_arguments: str | int | Sequence[str | int] = (),
-    search: Search = "auto",
     measure: bool | None = None,
     **kwargs: Any,
 ) -> Explanation:
@@ -113,7 +105,6 @@ def explain(
       *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
       static_graph: an option of ``fuse``.
       graph_arguments: an option of ``fuse``.
-      search: an option of ``fuse``.
       measure: whether to run both functions. By default they run if all arguments are arrays, not
         ``jax.ShapeDtypeStruct`` and not traced.
       **kwargs: further arguments of the call.
@@ -129,7 +120,7 @@ def explain(
     if isinstance(fn, Fused):
         fused = fn
     else:
-        options = _options(fn, static_graph, graph_arguments, "off", Policy(), search)
+        options = _options(fn, static_graph, graph_arguments, "off", Policy())
         fused = Fused(fn, options)
     leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if is_array(leaf)]
     can_run = is_concrete(*leaves) and not any(
@@ -147,7 +138,6 @@ def _options(
     graph_arguments: Any,
     verify: Any,
     policy: Policy,
-    search: Any,
 ) -> Options:
     """The options, after they have been checked."""
     if not callable(fn):
@@ -155,9 +145,8 @@ def _options(
     if verify not in get_args(Verify):
         expected = "one of " + ", ".join(map(repr, get_args(Verify)))
         raise bad_input("fuse", "verify", expected, repr(verify))
-    check_search(search)
     names = _static_names(fn, static_graph), _graph_names(fn, graph_arguments)
-    return Options(*names, verify, policy, search)
+    return Options(*names, verify, policy)
 
 
 def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:

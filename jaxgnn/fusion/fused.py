@@ -25,7 +25,6 @@ from jaxgnn.fusion.program.program import Program
 from jaxgnn.fusion.report import Explanation, Measured
 from jaxgnn.fusion.rewriting import Findings, RuleError, Rules
 from jaxgnn.fusion.rules.table import RULES
-from jaxgnn.fusion.search import Search
 from jaxgnn.fusion.transform import index_inputs, transformed
 from jaxgnn.fusion.verify import difference
 from jaxgnn.graph import is_concrete
@@ -43,7 +42,6 @@ class Options:
     graph_arguments: tuple[str, ...]  # arguments whose ids are sorted when the function runs
     verify: Verify
     policy: Policy
-    search: Search
 
 
 @dataclass(frozen=True)
@@ -276,10 +274,10 @@ class Fused(Method):
         known = {i: np.asarray(ids) for i, ids in call.known.items()}
         rules = Rules(RULES, self.options.policy)
         try:
-            return transformed(closed, rules, known, self.options.search, call.graphs)
+            return transformed(closed, rules, known, call.graphs)
         except (KeyboardInterrupt, SystemExit):
             raise
-        # A fault of ours must not end the user's function; a panic of egglog is no Exception.
+        # A fault of ours must not end the user's function; a panic in Rust is no Exception.
         except BaseException as error:
             reason = f"rewriting failed: {type(error).__name__}: {error}"
             reason = str(error) if isinstance(error, RuleError) else reason

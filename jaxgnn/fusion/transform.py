@@ -18,7 +18,6 @@ from jaxgnn.fusion.recognise.edge_lists import Surroundings
 from jaxgnn.fusion.recognise.gathers import row_gather, segment_reduction
 from jaxgnn.fusion.recognise.irregular_code import irregular_code
 from jaxgnn.fusion.rewriting import Findings, Refused, Rules, rewritten
-from jaxgnn.fusion.search import Search, chosen
 
 Known = dict[Any, Any]
 
@@ -27,7 +26,6 @@ def transformed(
     closed: Any,
     rules: Rules,
     known: Mapping[int, np.ndarray],
-    search: Search = "matcher",
     graphs: Collection[int] = (),
 ) -> tuple[Program, Findings]:
     """Rewrites the program of a closed jaxpr without side effects; returns it with the findings.
@@ -42,7 +40,7 @@ def transformed(
         return program, findings
     values: Known = {program.inputs[i]: value for i, value in known.items()}
     values[Surroundings] = Surroundings(frozenset(program.inputs[i] for i in graphs))
-    rewriting = _Rewriting(rules, search, findings)
+    rewriting = _Rewriting(rules, findings)
     return rewriting.of(program, values, ""), findings
 
 
@@ -51,13 +49,12 @@ class _Rewriting:
     """Rewrites a program and the bodies in it."""
 
     rules: Rules
-    search: Search
     findings: Findings  # to which results are added
 
     def of(self, program: Program, known: Known, where: str) -> Program:
         """A program, rewritten with the bodies of its loops and branches."""
-        rules, original = chosen(program, self.rules, known, self.search), program
-        program = rewritten(program, rules, known, self.findings, where)
+        original = program
+        program = rewritten(program, self.rules, known, self.findings, where)
         view = View(program, known)
         self._name_irregular_code(program, original, view, where)
         equations, constants, plans = [], dict(program.constants), list[Plan]()

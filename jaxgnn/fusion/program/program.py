@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -349,16 +348,6 @@ class Values:
 def nbytes(*atoms: Atom) -> int:
     """The bytes of some arrays."""
     return sum(a.aval.size * a.aval.dtype.itemsize for a in atoms)
-
-
-def flops_of(equation: Equation) -> float:
-    """Multiplications and additions of a product of matrices; zero for other equations."""
-    if equation.primitive.name != "dot_general":
-        return 0.0
-    left: Atom = equation.invars[0]
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    terms = math.prod(left.aval.shape[d] for d in contracted)
-    return 2.0 * terms * equation.outvars[0].aval.size
 
 
 def place_of(equation: Equation, where: str) -> str:
