@@ -139,7 +139,7 @@ def _options(
     verify: Any,
     policy: Policy,
 ) -> Options:
-    """The options, after they have been checked."""
+    """Checks the options and returns them."""
     if not callable(fn):
         raise bad_input("fuse", "fn", "a function of JAX arrays", type(fn).__name__)
     if verify not in get_args(Verify):
@@ -149,28 +149,34 @@ def _options(
     return Options(*names, verify, policy)
 
 
-def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
-    if isinstance(given, bool):
-        return given
-    names = (given,) if isinstance(given, str) else tuple(given)
-    known = _parameters(fn)
+def _static_names(fn: Callable[..., Any], names_or_bool: Any) -> bool | tuple[str, ...]:
+    if isinstance(names_or_bool, bool):
+        return names_or_bool
+    names = (names_or_bool,) if isinstance(names_or_bool, str) else tuple(names_or_bool)
+    parameters = _parameters(fn)
     for name in names:
-        if name not in known:
-            expected = f"True, False or names among {', '.join(known) or 'none'}"
+        if name not in parameters:
+            expected = f"True, False or names among {', '.join(parameters) or 'none'}"
             raise bad_input("fuse", "static_graph", expected, repr(name))
     return names
 
 
-def _graph_names(fn: Callable[..., Any], given: Any) -> tuple[str, ...]:
-    """The names of arguments that were given by name or position."""
-    given = (given,) if isinstance(given, str | int) else tuple(given)
-    known = _parameters(fn)
+def _graph_names(fn: Callable[..., Any], names_or_positions: Any) -> tuple[str, ...]:
+    """Returns the names of arguments that a caller names or numbers."""
+    names_or_positions = (
+        (names_or_positions,)
+        if isinstance(names_or_positions, str | int)
+        else tuple(names_or_positions)
+    )
+    parameters = _parameters(fn)
     names = []
-    for one in given:
-        is_position = isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(known)
-        name = known[one] if is_position else one
-        if name not in known:
-            expected = f"names or positions of arguments among {', '.join(known) or 'none'}"
+    for one in names_or_positions:
+        is_position = (
+            isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(parameters)
+        )
+        name = parameters[one] if is_position else one
+        if name not in parameters:
+            expected = f"names or positions of arguments among {', '.join(parameters) or 'none'}"
             raise bad_input("fuse", "graph_arguments", expected, repr(one))
         names.append(name)
     return tuple(names)
@@ -179,7 +185,7 @@ def _graph_names(fn: Callable[..., Any], given: Any) -> tuple[str, ...]:
 def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
     try:
         return tuple(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):  # Python has no names of some builtins
+    except (TypeError, ValueError):  # Some builtins have no signature.
         return ()
 
 

@@ -38,25 +38,27 @@ Verify = Literal["off", "warn", "strict"]
 class Options:
     """Options of a rewrite of a function."""
 
-    static_graph: bool | tuple[str, ...]  # arguments whose ids are known if they are concrete
-    graph_arguments: tuple[str, ...]  # arguments whose ids are sorted when the function runs
+    static_graph: bool | tuple[str, ...]  # Arguments whose concrete ids are known ahead.
+    graph_arguments: tuple[str, ...]  # Arguments whose ids each call sorts.
     verify: Verify
     policy: Policy
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The part of a call that is not traced."""
+    """Part of a call that is not traced."""
 
-    structure: Any  # the pytree of the arguments
-    static: tuple[tuple[int, Any], ...]  # the leaves that are no arrays, by position
-    kinds: tuple[Any, ...]  # keys that distinguish equal leaves: 1, 1.0 and True, 0.0 and -0.0
-    digests: tuple[tuple[int, bytes], ...] = ()  # keys of the arrays in ``known``
-    known: dict[int, Any] = field(default_factory=dict, compare=False)  # by position of the array
-    graphs: tuple[int, ...] = ()  # the positions of the arrays that are sorted when it runs
+    structure: Any  # Pytree of the arguments.
+    static: tuple[tuple[int, Any], ...]  # Leaves that are no arrays, with their positions.
+    kinds: tuple[Any, ...]  # Keys that tell equal leaves apart: 1, 1.0 and True; 0.0 and -0.0.
+    digests: tuple[tuple[int, bytes], ...] = ()  # Digests of the arrays in ``known_ids``.
+    known_ids: dict[int, Any] = field(
+        default_factory=dict, compare=False
+    )  # Known ids, by the position of the array.
+    graphs: tuple[int, ...] = ()  # Positions of the arrays that each call sorts.
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the function."""
+        """Returns the arguments of the function."""
         leaves, rest = dict(self.static), iter(arrays)
         size = len(self.static) + len(arrays)
         return jax.tree.unflatten(
@@ -65,7 +67,7 @@ class _Call:
 
 
 class _LeftAsItIs(Exception):
-    """The reason why a function can not be rewritten."""
+    """Reason why a function is not rewritten."""
 
 
 class Fused(Method):
@@ -88,7 +90,7 @@ class Fused(Method):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function as it is."""
+        """The original function."""
         return self._fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +127,7 @@ class Fused(Method):
         except _LeftAsItIs as reason:
             findings.untouched.append(str(reason))
             return Explanation(self._name, findings, 0, 0)
-        before = Program.of(closed)
+        before = Program.from_jaxpr(closed)
         is_timed = measure and bool(findings.applied)
         return Explanation(
             self._name,
@@ -137,7 +139,7 @@ class Fused(Method):
         )
 
     def __repr__(self) -> str:
-        """Shows the function, and the way to export it: JAX prints this where it can not."""
+        """Names the function and how to export it; errors of JAX print this text."""
         return f"<{self._name} after jaxgnn.fuse; jaxgnn.export exports it>"
 
     @property
@@ -145,17 +147,17 @@ class Fused(Method):
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
     def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
-        """Whether the rewritten function may run; compares it with the original function."""
+        """Compares the rewritten function with the original once; returns whether it may run."""
         key = _typed(call, arrays)
         if key in self._trusted:
             return self._trusted[key]
         if is_traced:
             self._warn("is not verified inside of a transformation: call it with arrays first")
             return True
-        found = self._difference(call, arrays)
-        if found is not None:
-            self._warn(f"is not what it was: {found}")
-        self._trusted[key] = found is None or self.options.verify == "warn"
+        message = self._difference(call, arrays)
+        if message is not None:
+            self._warn(f"is not what it was: {message}")
+        self._trusted[key] = message is None or self.options.verify == "warn"
         return self._trusted[key]
 
     def _difference(self, call: _Call, arrays: list[Any]) -> str | None:
@@ -171,7 +173,7 @@ class Fused(Method):
         warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=stacklevel)
 
     def _call(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
-        """The static part of a call and its arrays; raises where it has no hash."""
+        """Splits a call into its static part and its arrays; raises if an argument has no hash."""
         tree = ((self._fn if self._is_module else None, *args), kwargs)
         leaves, structure = jax.tree.flatten(tree)
         arrays = [in_native_order(leaf) for leaf in leaves if is_array(leaf)]
@@ -183,16 +185,16 @@ class Fused(Method):
             raise _LeftAsItIs("an argument is no array and has no hash") from None
         if self.options.graph_arguments:
             call = dataclasses.replace(call, graphs=self._graphs(arrays, args, kwargs))
-        return self._with_known_ids(call, arrays, args, kwargs), arrays
+        return self._add_known_ids(call, arrays, args, kwargs), arrays
 
     def _graphs(self, arrays: list[Any], args: Any, kwargs: Any) -> tuple[int, ...]:
-        """The positions of the integer arrays in the arguments that ``graph_arguments`` names.
+        """Returns the positions of integer arrays in arguments that ``graph_arguments`` names.
 
         Raises:
           ValueError: if an argument is missing, or has no integer arrays.
         """
         bound = inspect.signature(self._fn).bind(*args, **kwargs).arguments
-        found: set[int] = set()
+        positions: set[int] = set()
         for name in self.options.graph_arguments:
             leaves = jax.tree.leaves(bound.get(name))
             ids = {id(leaf) for leaf in leaves if is_array(leaf) and _may_be_ids(leaf)}
@@ -200,33 +202,33 @@ class Fused(Method):
                 expected = "an array of integers, or a pytree that has some"
                 shown = ", ".join(_shown(leaf) for leaf in leaves[:4])
                 raise bad_input("fuse", f"graph_arguments: {name}", expected, shown or "nothing")
-            found |= {i for i, a in enumerate(arrays) if id(a) in ids}
-        return tuple(sorted(found))
+            positions |= {i for i, a in enumerate(arrays) if id(a) in ids}
+        return tuple(sorted(positions))
 
-    def _with_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
+    def _add_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
         candidates = self._candidates(arrays, args, kwargs) - set(call.graphs)
         if not candidates:
             return call
-        known = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
-        digests = tuple((i, digest_of_argument(ids)) for i, ids in known.items())
-        return dataclasses.replace(call, digests=digests, known=known)
+        ids_by_position = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
+        digests = tuple((i, digest_of_argument(ids)) for i, ids in ids_by_position.items())
+        return dataclasses.replace(call, digests=digests, known_ids=ids_by_position)
 
     def _indices(self, call: _Call, arrays: list[Any]) -> set[int]:
-        """The positions of the arrays on which ids depend."""
+        """Returns the positions of the arrays that ids of gathers and segments depend on."""
         key = _typed(call, arrays)
         if key not in self._index_inputs:
-            found = set()
+            positions = set()
             try:
-                found = index_inputs(Program.of(self._traced(call, arrays)[0]))
+                positions = index_inputs(Program.from_jaxpr(self._traced(call, arrays)[0]))
             except _LeftAsItIs:
-                pass  # the call reports the reason
+                pass  # The call itself reports the reason.
             except Exception as error:
                 self._warn(f"has no ids that are known: {type(error).__name__}: {error}")
-            self._index_inputs[key] = found
+            self._index_inputs[key] = positions
         return self._index_inputs[key]
 
     def _candidates(self, arrays: list[Any], args: Any, kwargs: Any) -> set[int]:
-        """The positions of integer arrays that may be treated as known."""
+        """Returns the positions of integer arrays that may be treated as known."""
         names = self.options.static_graph
         if names is False:
             return set()
@@ -238,7 +240,7 @@ class Fused(Method):
         return {i for i in may_be if id(arrays[i]) in named}
 
     def _traced(self, call: _Call, arrays: Sequence[Any]) -> tuple[Any, Any]:
-        """The closed jaxpr of the original function, and the structure of its results."""
+        """Returns the closed jaxpr of the original function, and the structure of its results."""
         shape: Any = None
 
         def flat(*arrays: Any) -> list[Any]:
@@ -255,61 +257,63 @@ class Fused(Method):
             raise _LeftAsItIs(reason) from error
 
     def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Applies the function as it is to the arguments as a pytree holds them.
+        """Calls the original function on the unflattened arguments.
 
         Raises where it changes an argument, such as the averages of a module or a stream of random
         numbers: the caller's objects would not see the change.
         """
         module, *rest = args
-        given = args, kwargs, captured_by(self._fn)
-        before = State(given)
-        made = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
-        if before.changes(given):
+        arguments = args, kwargs, captured_by(self._fn)
+        before = State(arguments)
+        results = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
+        if before.changes(arguments):
             what = "its own state" if self._is_module else "an argument"
             raise _LeftAsItIs(f"it changes {what}")
-        return made
+        return results
 
     def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
-        """The program after the rewrite; as it was, with the reason, where a rule fails."""
-        known = {i: np.asarray(ids) for i, ids in call.known.items()}
+        """Returns the rewritten program; the original program and the reason if a rule fails."""
+        values = {i: np.asarray(ids) for i, ids in call.known_ids.items()}
         rules = Rules(RULES, self.options.policy)
         try:
-            return transformed(closed, rules, known, call.graphs)
+            return transformed(closed, rules, values, call.graphs)
         except (KeyboardInterrupt, SystemExit):
             raise
         # A fault of ours must not end the user's function; a panic in Rust is no Exception.
         except BaseException as error:
             reason = f"rewriting failed: {type(error).__name__}: {error}"
             reason = str(error) if isinstance(error, RuleError) else reason
-            return Program.of(closed), Findings(untouched=[reason])
+            return Program.from_jaxpr(closed), Findings(untouched=[reason])
 
     def _run(self, call: _Call, *arrays: Any) -> Any:
-        """The results of the rewritten function."""
+        """Runs the rewritten function."""
         closed, shape = self._traced(call, arrays)
         program, findings = self._transformed(closed, call)
         if findings.untouched and not findings.applied:
             self._warn("is left as it is: " + "; ".join(findings.untouched))
-        made = program.closed() if findings.applied else closed
-        return jax.tree.unflatten(shape, jex.jaxpr_as_fun(made)(*arrays))
+        runnable = program.closed() if findings.applied else closed
+        return jax.tree.unflatten(shape, jex.jaxpr_as_fun(runnable)(*arrays))
 
 
 def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
-    """The times of two closed jaxprs on the same arrays."""
+    """Measures two closed jaxprs on the same arrays."""
     candidates = {}
     for name, closed in (("before_ms", before), ("after_ms", after)):
         parts = opened(jax.jit(jex.jaxpr_as_fun(closed)).trace(*arrays))
         candidates[name] = Candidate(parts.run, [(parts.constants, *arrays)])
-    made = measure_in_turns(candidates, budget_ms=1_000.0)
-    return Measured(**{name: None if t is None else t.median_ms for name, t in made.items()})
+    measurements = measure_in_turns(candidates, budget_ms=1_000.0)
+    return Measured(
+        **{name: None if t is None else t.median_ms for name, t in measurements.items()}
+    )
 
 
 def _typed(call: _Call, arrays: Sequence[Any]) -> Any:
-    """A key of a call and the types of its arrays."""
+    """Returns a key of a call and the types of its arrays."""
     return call, tuple((a.shape, a.dtype) for a in arrays)
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """The type of a leaf that is no array, and the text of a number, which has its sign."""
+    """Returns a key of a leaf that is no array: its type, and the text of a float."""
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxgnn.fusion.graphs.preparations import in_order
+from jaxgnn.fusion.graphs.preparations import ordered
 from jaxgnn.fusion.rules.rule import Rewrite
 
 # Bytes that the replaced code reads and writes, from which a case was faster by platform, forward
@@ -44,7 +44,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "edge_mlp at both ends": _MIB,
         "edge_projection": _MIB,
         "edge_sum": _MIB,
-        "tensor_product_sum": 0.25 * _MIB,  # where the op has a kernel
+        "tensor_product_sum": 0.25 * _MIB,  # Applies only where the op has a kernel.
         "maxk": 0.25 * _MIB,
     },
     "gpu": {
@@ -76,12 +76,12 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
 
 
 # Bytes that the reductions over one list of ids, or the gathers by it, read of an edge and in all,
-# from which rewrites were faster with a plan of the list made in the step, forward and with
+# from which rewrites were faster although each call prepares the list, forward and with
 # gradients, by platform. `python -m experiments.benchmarks.fuse_rules --in-step` measures it.
 _NEVER = (math.inf, math.inf)
 
 
-_PLANNED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
+_PREPARED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "cpu": {"sort": (256, 8 * _MIB), "mark": (64, _MIB)},
     "gpu": {"sort": _NEVER, "mark": (512, 128 * _MIB)},
 }
@@ -91,7 +91,7 @@ _PLANNED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
 class Policy:
     """Decides which sound rewrites are applied."""
 
-    only_if_faster: bool = True  # whether rewrites are refused that were not measured to be faster
+    only_if_faster: bool = True  # True refuses rewrites that were not measured to be faster.
 
     def refuses(self, rewrite: Rewrite, case: str) -> str | None:
         """Returns the reason for refusing a rewrite of a measured case, or None."""
@@ -101,7 +101,7 @@ class Policy:
             return None
         if rewrite.is_what_runs:
             return "the op has no kernel for it that it would choose here"
-        if (reason := _refuses_plans(rewrite, platform)) is not None:
+        if (reason := _refuses_preparations(rewrite, platform)) is not None:
             return reason
         if rewrite.bytes_before >= least:
             return None
@@ -110,15 +110,15 @@ class Policy:
         return f"it is faster from {least / 1e6:.3g} MB on"
 
 
-def _refuses_plans(rewrite: Rewrite, platform: str) -> str | None:
-    """The reason why no plan is made of ids when the function runs, or None."""
-    table = _PLANNED_FROM.get(platform, {})
-    for cost in (plan.cost for plan in in_order(rewrite.plans)):
+def _refuses_preparations(rewrite: Rewrite, platform: str) -> str | None:
+    """Returns the reason for not preparing ids in each call, or None."""
+    table = _PREPARED_FROM.get(platform, {})
+    for cost in (preparation.cost for preparation in ordered(rewrite.preparations)):
         if cost is None:
             continue
         reason = f"the ids are known only when it runs; to {cost.kind} them there "
         each, total = table.get(cost.kind, _NEVER)
-        if each == math.inf:  # also where the caller wants the plan
+        if each == math.inf:  # Refuses also lists that the caller names.
             return f"{reason}took longer than it saved on a {platform.upper()}"
         if cost.bytes_per_edge == math.inf:
             continue

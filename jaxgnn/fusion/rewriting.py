@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.fusion.graphs.preparations import in_order, with_plans
+from jaxgnn.fusion.graphs.preparations import insert_preparations, ordered
 from jaxgnn.fusion.policy import Policy
 from jaxgnn.fusion.program.matching import NoMatch, Refusal
 from jaxgnn.fusion.program.program import Atom, Equation, Program, place_of
@@ -18,7 +18,7 @@ from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 @dataclass(frozen=True)
 class Applied:
-    """A rule that has been applied."""
+    """Record of an applied rule."""
 
     rule: str
     where: str
@@ -26,12 +26,12 @@ class Applied:
     bytes_before: int
     bytes_after: int
     assumes: tuple[str, ...] = ()
-    in_step: str = ""  # what is computed of the ids when the function runs
+    in_step: str = ""  # Computation on the ids in each call, in words.
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A rule that has not been applied at a place where it almost applies."""
+    """Record of a rule that almost applies, with the reason why it does not."""
 
     rule: str
     where: str
@@ -40,7 +40,7 @@ class Refused:
 
 @dataclass
 class Findings:
-    """The rewrites and refusals of rules in a program, in their order."""
+    """Rewrites and refusals of rules in a program, in their order."""
 
     applied: list[Applied] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Findings:
 
 
 class RuleError(Exception):
-    """A rule that raised an exception, which is a fault of the rule."""
+    """Raised for an exception in a rule, which is a fault of the rule."""
 
     def __init__(self, rule: str, error: Exception):
         super().__init__(
@@ -58,7 +58,7 @@ class RuleError(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules, in the order in which they are tried, and the policy for their rewrites."""
+    """Rules in the order in which they are tried, and the policy for their rewrites."""
 
     all: Sequence[Rule]
     policy: Policy
@@ -72,20 +72,20 @@ class Rules:
         if equation.primitive.name not in rule.primitives:
             return None
         try:
-            made = rule.propose(view, equation)
+            proposal = rule.propose(view, equation)
         except NoMatch:
             return None
         except Refusal as refusal:
             return str(refusal)
         except Exception as error:
             raise RuleError(rule.name, error) from error
-        return made and (self.policy.refuses(made, made.case or rule.name) or made)
+        return proposal and (self.policy.refuses(proposal, proposal.case or rule.name) or proposal)
 
 
 def rewritten(
     program: Program,
     rules: Rules,
-    known: MutableMapping[Any, np.ndarray | None],
+    values: MutableMapping[Any, np.ndarray | None],
     findings: Findings,
     where: str = "",
 ) -> Program:
@@ -97,9 +97,9 @@ def rewritten(
     """
     limit = 100 + 10 * len(program.equations)
     for rule in rules.all:
-        one = _Rewriting(rule, rules, View(program, known), findings, where, limit)
+        one = _Rewriting(rule, rules, View(program, values), findings, where, limit)
         has_changed = True
-        while has_changed:  # other equations may have become cases, as their result is read once
+        while has_changed:  # A rewrite may leave a result that is read once, a new case.
             has_changed, asked = False, set()
             while one.rewrites_the_next(asked):
                 has_changed = True
@@ -114,11 +114,11 @@ class _Rewriting:
 
     rule: Rule
     rules: Rules
-    view: View  # of the current program
-    findings: Findings  # to which each rewrite is added
+    view: View  # View of the current program.
+    findings: Findings  # Findings, to which each rewrite is added.
     where: str
-    limit: int  # the maximum number of further rewrites
-    refusals: dict[str, str] = field(default_factory=dict)  # reasons, by place
+    limit: int  # Largest number of further rewrites.
+    refusals: dict[str, str] = field(default_factory=dict)  # Reasons of refusals, by place.
 
     def rewrites_the_next(self, asked: set[Any]) -> bool:
         """Checks equations until one has been replaced; returns False if none was.
@@ -143,8 +143,8 @@ class _Rewriting:
             self.refusals[place] = proposal
             return False
         try:
-            made = _applied(self.view, proposal)
-        except NotImplementedError as error:  # the implementation that the user named
+            program = _applied(self.view, proposal)
+        except NotImplementedError as error:  # The named implementation refuses the arguments.
             self.refusals[place] = f"the op refuses: {error}"
             return False
         except Exception as error:
@@ -156,31 +156,39 @@ class _Rewriting:
         self.findings.applied.append(
             Applied(
                 *(self.rule.name, place, proposal.note, *sizes, proposal.assumes),
-                in_step=_in_step(proposal),
+                in_step=_step_note(proposal),
             )
         )
-        self.view = View(made, self.view.known)
+        self.view = View(program, self.view.known_values)
         return True
 
 
 def _applied(view: View, rewrite: Rewrite) -> Program:
-    """The program after a rewrite, whose results must have the types of the old ones."""
+    """Applies a rewrite to a program; results must keep their types."""
     added = rewrite.traced()
     old = rewrite.results or rewrite.equation.outvars
     types, old_types = [_type(o) for o in added.outputs], [_type(o) for o in old]
     if types != old_types:
         raise TypeError(f"a rewrite of {rewrite.note} returns {types} for {old_types}")
-    made = dict(zip(old, added.outputs, strict=True))
+    replacements = dict(zip(old, added.outputs, strict=True))
     makers = [view.producer(variable) for variable in old]
     first = next(e for e in view.program.equations if any(e is maker for maker in makers))
-    return with_plans(view.program, rewrite.plans).replace(made, first, added).tidy()
+    return (
+        insert_preparations(view.program, rewrite.preparations)
+        .replace(replacements, first, added)
+        .tidy()
+    )
 
 
-def _in_step(rewrite: Rewrite) -> str:
+def _step_note(rewrite: Rewrite) -> str:
     """Describes the computation on ids when the function runs, for ``explain``."""
-    if not rewrite.plans:
+    if not rewrite.preparations:
         return ""
-    costs = [plan.cost for plan in in_order(rewrite.plans) if plan.cost is not None]
+    costs = [
+        preparation.cost
+        for preparation in ordered(rewrite.preparations)
+        if preparation.cost is not None
+    ]
     sorted_ones = [cost.edges for cost in costs if cost.kind == "sort"]
     if not sorted_ones:
         return "ids are known only when it runs; nothing is sorted"

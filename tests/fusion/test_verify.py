@@ -94,13 +94,13 @@ def test_a_sum_in_another_order_has_the_same_terms():
         lambda x: jnp.maximum(x, 0).max(0),
     )
     for fn in sums:
-        program = Program.of(jax.make_jaxpr(lambda x, fn=fn: [fn(x)])(x))
+        program = Program.from_jaxpr(jax.make_jaxpr(lambda x, fn=fn: [fn(x)])(x))
         known = dict(zip(program.inputs, [x], strict=True)) | dict(program.constants)
         for equation in program.equations:
             operands = [known[a] if is_variable(a) else a.val for a in equation.invars]
             expected = program.alone(equation)(*operands)
             for place in map(jnp.float32, (0, 0.3, 1)):
-                moved = verify.in_another_order(equation, place, *operands)
+                moved = verify.reorder_terms(equation, place, *operands)
                 np.testing.assert_array_equal(program.alone(equation)(*moved)[0], expected[0])
             known |= dict(zip(equation.outvars, expected, strict=True))
 

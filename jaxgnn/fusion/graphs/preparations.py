@@ -1,8 +1,8 @@
-"""Plans: arrays that a program computes from ids that are known only when it runs.
+"""Preparations: arrays that a program computes from ids that are known only when it runs.
 
-A plan is one call in the program, such as the order of a list of edges. It is made once for all
-rewrites that read its results, of all layers. A rewrite names the plans that its function reads;
-the loop of rewrites adds the calls that the program does not have yet.
+A preparation is one call in the program, such as sorting a list of edges. All rewrites of all
+layers share its results. A rewrite names the preparations that its function reads, and the loop of
+rewrites adds the calls that the program lacks.
 """
 
 from __future__ import annotations
@@ -22,126 +22,133 @@ Function = Callable[..., Sequence[Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a plan on a list of edges, and the bytes that gain from it."""
+    """Work of a preparation of a list of edges, and the bytes that profit from it."""
 
-    kind: Literal["sort", "mark"]  # whether it sorts them, or marks the rows that they read
+    kind: Literal["sort", "mark"]  # "sort" orders the edges; "mark" marks the rows that they read.
     edges: int
-    # Bytes that the reductions over these edges, or gathers by them, read of an edge, those of all
-    # steps of a loop; infinite where the caller wants the plan.
+    # Bytes that reductions over these edges, or gathers by them, read of an edge, summed over the
+    # steps of a loop; infinite if the caller asks for it.
     bytes_per_edge: float
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Arrays that one call computes from ids, and from the results of other plans."""
+class Preparation:
+    """Arrays that one call computes from ids, and from the results of other preparations."""
 
-    question: tuple[Any, ...]  # the function and its static options, by which plans are equal
+    question: tuple[Any, ...]  # Function and static options; equal questions are one preparation.
     function: Function
     inputs: tuple[Atom, ...]
-    program: Program  # the call
-    after: tuple[Plan, ...] = ()  # the plans whose results are inputs
-    cost: Work | None = None  # None if it takes no time worth counting
+    program: Program  # Program of the one call.
+    after: tuple[Preparation, ...] = ()  # Preparations whose results are inputs of this one.
+    cost: Work | None = None  # None if the call takes negligible time.
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """The variables of the results."""
+        """Variables of the results."""
         return self.program.outputs
 
     @property
     def arrays(self) -> Sequence[Any]:
-        """The results, while the function of a rewrite is traced."""
+        """Traced results, available while the function of a rewrite is traced."""
         return _BOUND.get()[self]
 
 
-def plan_of(
+def prepare(
     view: View,
     question: tuple[Any, ...],
     function: Function,
     inputs: Sequence[Atom],
-    after: Sequence[Plan] = (),
+    after: Sequence[Preparation] = (),
     cost: Work | None = None,
-) -> Plan:
-    """The plan that a function makes of some ids; the same one for the same question about them.
+) -> Preparation:
+    """Returns the preparation of some ids, one for each question about them.
 
     Args:
       view: the view of the program.
       question: names the function and its static options.
       function: takes an array for each input, and returns a list of arrays.
-      inputs: variables of the program, or results of other plans.
-      after: these plans.
+      inputs: variables of the program, or results of other preparations.
+      after: these preparations.
       cost: what it does.
     """
 
-    def made() -> Plan:
+    def build() -> Preparation:
         program = traced(function, inputs, is_open=False)
-        return Plan(question, function, tuple(inputs), program, tuple(after), cost)
+        return Preparation(question, function, tuple(inputs), program, tuple(after), cost)
 
-    return view.derived(("plan", question, *inputs), made)
+    return view.derived(("plan", question, *inputs), build)
 
 
-def plans_in(view: View) -> list[Plan]:
-    """The plans that a program computes, each after those that it reads."""
-    plans = {p.results[0]: p for p in view.known.values() if isinstance(p, Plan)}
+def preparations_in(view: View) -> list[Preparation]:
+    """Lists the preparations that a program computes, each after those that it reads."""
+    preparations = {
+        p.results[0]: p for p in view.known_values.values() if isinstance(p, Preparation)
+    }
     first = (e.outvars[0] for e in view.program.equations if e.outvars)
-    return [plans[v] for v in first if v in plans]
+    return [preparations[v] for v in first if v in preparations]
 
 
-def in_order(plans: Iterable[Plan]) -> list[Plan]:
-    """Plans with all that they read, each after those."""
-    found: dict[Plan, None] = {}
-    for plan in plans:
-        found |= dict.fromkeys((*in_order(plan.after), plan))
-    return list(found)
+def ordered(preparations: Iterable[Preparation]) -> list[Preparation]:
+    """Lists preparations and all that they read, each after those that it reads."""
+    unique: dict[Preparation, None] = {}
+    for preparation in preparations:
+        unique |= dict.fromkeys((*ordered(preparation.after), preparation))
+    return list(unique)
 
 
-def with_plans(program: Program, plans: Iterable[Plan]) -> Program:
-    """The program with the calls of plans that it lacks, each as early as possible."""
+def insert_preparations(program: Program, preparations: Iterable[Preparation]) -> Program:
+    """Adds the missing calls of preparations to a program, each as early as possible."""
     equations = list(program.equations)
     constants = dict(program.constants)
-    for plan in in_order(plans):
-        places = {v: i for i, e in enumerate(equations) for v in e.outvars}
-        if plan.results[0] in places:
+    for preparation in ordered(preparations):
+        positions = {v: i for i, e in enumerate(equations) for v in e.outvars}
+        if preparation.results[0] in positions:
             continue
-        at = max((places.get(v, -1) for v in plan.inputs if is_variable(v)), default=-1) + 1
-        equations[at:at] = plan.program.equations
-        constants.update(plan.program.constants)
+        start = (
+            max((positions.get(v, -1) for v in preparation.inputs if is_variable(v)), default=-1)
+            + 1
+        )
+        equations[start:start] = preparation.program.equations
+        constants.update(preparation.program.constants)
     return dataclasses.replace(program, equations=tuple(equations), constants=constants)
 
 
-def with_plans_moved(program: Program, plans: Iterable[Plan]) -> Program:
-    """The program without the calls of plans, whose results become its first inputs."""
-    plans = list(plans)
-    results = tuple(v for plan in plans for v in plan.results)
-    calls = {plan.results[0] for plan in plans}
+def take_out_preparations(program: Program, preparations: Iterable[Preparation]) -> Program:
+    """Removes calls of preparations; their results become the first inputs of the program."""
+    preparations = list(preparations)
+    results = tuple(v for preparation in preparations for v in preparation.results)
+    calls = {preparation.results[0] for preparation in preparations}
     kept = tuple(e for e in program.equations if not (e.outvars and e.outvars[0] in calls))
     return dataclasses.replace(program, inputs=(*results, *program.inputs), equations=kept)
 
 
-def reading(function: Function, plans: Sequence[Plan]) -> Function:
-    """The function, which takes the results of plans after its own arrays."""
-    plans = in_order(plans)
-    counts = [len(plan.results) for plan in plans]
+def reading(function: Function, preparations: Sequence[Preparation]) -> Function:
+    """Returns a function that takes the results of preparations after its other arrays."""
+    preparations = ordered(preparations)
+    counts = [len(preparation.results) for preparation in preparations]
 
     def run(*arrays: Any) -> Sequence[Any]:
-        own = len(arrays) - sum(counts)
-        rest = iter(arrays[own:])
-        bound = {p: [next(rest) for _ in range(n)] for p, n in zip(plans, counts, strict=True)}
+        count = len(arrays) - sum(counts)
+        rest = iter(arrays[count:])
+        bound = {
+            p: [next(rest) for _ in range(n)] for p, n in zip(preparations, counts, strict=True)
+        }
         with _bound_to(bound):
-            return function(*arrays[:own])
+            return function(*arrays[:count])
 
     return run
 
 
-def results_of(plans: Sequence[Plan]) -> list[Any]:
-    """The variables that ``reading`` takes the arrays of."""
-    return [v for plan in in_order(plans) for v in plan.results]
+def results_of(preparations: Sequence[Preparation]) -> list[Any]:
+    """Lists the variables of the results of preparations, in the order of ``reading``."""
+    return [v for preparation in ordered(preparations) for v in preparation.results]
 
 
-_BOUND: ContextVar[Mapping[Plan, Sequence[Any]]] = ContextVar("results of plans")
+_BOUND: ContextVar[Mapping[Preparation, Sequence[Any]]] = ContextVar("results of preparations")
 
 
 @contextmanager
-def _bound_to(arrays: Mapping[Plan, Sequence[Any]]) -> Iterator[None]:
+def _bound_to(arrays: Mapping[Preparation, Sequence[Any]]) -> Iterator[None]:
     token = _BOUND.set(arrays)
     try:
         yield

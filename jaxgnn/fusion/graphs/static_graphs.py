@@ -27,15 +27,15 @@ from jaxgnn.ops.core.custom_gradient import custom_vjp
 class StaticGraph:
     """A graph with the mapping between its edge list and its edge slots."""
 
-    graph: CSRGraph  # rows are the ids that are summed by, columns those that are gathered
-    order: np.ndarray  # position in the edge list of each edge slot, int32 [edges]
-    is_ordered: bool  # whether slots and list have the same order
-    num_live: int  # number of edges that arrive at a row; the slots after them are padding.
-    has_edges: np.ndarray  # mask of rows with edges, bool [rows]
-    is_read: np.ndarray  # mask of columns that edges which arrive at a row read, bool [columns]
+    graph: CSRGraph  # Rows are the ids of segments; columns are the gathered ids.
+    order: np.ndarray  # Position in the edge list of each slot, int32 [edges].
+    is_ordered: bool  # True if slots and edge list have the same order.
+    num_live: int  # Number of edges that enter a row; later slots are padding.
+    has_edges: np.ndarray  # Mask of the rows with edges, bool [rows].
+    is_read: np.ndarray  # Mask of the columns that edges read, bool [columns].
     # The last numbers of edges in the order of the slots, with their key, or nothing.
     _weights: list[tuple[bytes, Array]] = field(default_factory=list)
-    plans: tuple[()] = ()  # none: nothing of it is computed when the function runs
+    preparations: tuple[()] = ()  # A static graph needs no preparation.
 
     @property
     def num_rows(self) -> int:
@@ -64,26 +64,26 @@ class StaticGraph:
 
     @cached_property
     def _places(self) -> tuple[Any, Any]:
-        """The order, and the slot of each entry of the edge list, on the device."""
+        """Order of the slots and its inverse, on the device."""
         inverse = np.empty_like(self.order)
         inverse[self.order] = np.arange(self.order.size, dtype=np.int32)
         return put_own(self.order), put_own(inverse)
 
     @property
-    def places(self) -> Array | None:
-        """The place in the edge list of each edge slot; None if both have the same order."""
+    def edge_positions(self) -> Array | None:
+        """Position in the edge list of each slot; None if both have the same order."""
         return None if self.is_ordered else self._places[0]
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
-        """An array of the edge list in the order of the slots, along its axis of edges."""
+        """Reorders an array from the order of the edge list to that of the slots."""
         return of_edges if self.is_ordered else moved(axis, *self._places, of_edges)
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
-        """An array of the slots in the order of the edge list, along its axis of edges."""
+        """Reorders an array from the order of the slots to that of the edge list."""
         return of_slots if self.is_ordered else moved(axis, *self._places[::-1], of_slots)
 
     def weights(self, of_edges: np.ndarray) -> Array:
-        """Known numbers of edges in the order of the slots, an array that is built once."""
+        """Returns known numbers of edges in the order of the slots; builds the array once."""
         key = digest(of_edges)
         for kept, weights in self._weights:
             if kept == key:
@@ -96,7 +96,7 @@ class StaticGraph:
 
 
 class _Cache:
-    """The most recently used graphs, by a digest of their ids."""
+    """Cache of the most recently used graphs, by a digest of their ids."""
 
     def __init__(self, most: int):
         self._most = most
@@ -108,15 +108,15 @@ class _Cache:
             if key in self._made:
                 self._made.move_to_end(key)
                 return self._made[key]
-        made = make()
+        graph = make()
         with self._lock:
-            self._made[key] = made
+            self._made[key] = graph
             while len(self._made) > self._most:
                 self._made.popitem(last=False)
-        return made
+        return graph
 
-    def with_rows(self, rows: Any) -> StaticGraph | None:
-        """The most recently used graph with these rows, or None."""
+    def latest_with_rows(self, rows: Any) -> StaticGraph | None:
+        """Returns the most recently used graph with these rows, or None."""
         with self._lock:
             key = next((key for key in reversed(self._made) if key[0] == rows), None)
             if key is None:
@@ -131,7 +131,7 @@ _CACHE = _Cache(16)
 def static_graph(
     rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: int
 ) -> StaticGraph:
-    """The graph of an edge list, integers [edges]; rows out of range mark ignored edges.
+    """Returns the graph of an edge list, integers [edges]; rows out of range mark ignored edges.
 
     Columns are in range where the row is.
     """
@@ -140,19 +140,19 @@ def static_graph(
 
 
 def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
-    """A graph whose edges enter these rows, integers [edges], -1 for ignored edges.
+    """Returns a graph whose edges enter the rows, integers [edges]; -1 marks ignored edges.
 
-    It is for uses that do not depend on the senders. The order of its slots does not depend on the
+    Callers must not depend on the senders. The order of the slots does not depend on the
     columns, so a graph that was built with columns is reused.
     """
     of_rows = digest(rows), num_rows
-    made = _CACHE.with_rows(of_rows)
+    cached = _CACHE.latest_with_rows(of_rows)
     key = of_rows, b"", 1
-    return made or _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
+    return cached or _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
 
 
 def digest_of_argument(ids: Any) -> bytes:
-    """A short key of the content of a caller's array; a numpy array may change at any time.
+    """Returns a key of the content of a caller's array; a numpy array may change later.
 
     A numpy array that is read-only can be made writable again, and views of it may be writable.
     """
@@ -160,7 +160,7 @@ def digest_of_argument(ids: Any) -> bytes:
 
 
 def digest(ids: Any) -> bytes:
-    """A short key of the content of an array; computed once for arrays that can not change."""
+    """Returns a key of the content of an array; computes it once if the array can not change."""
     if not isinstance(ids, jax.Array) and not _is_fixed(ids):
         return _digest(np.asarray(ids))
     entry = _DIGESTS.get(id(ids))
@@ -173,26 +173,26 @@ def digest(ids: Any) -> bytes:
 
 
 def _is_fixed(ids: Any) -> bool:
-    """Whether a numpy array is read-only and owns its memory."""
+    """Returns whether a numpy array is read-only and owns its memory."""
     return isinstance(ids, np.ndarray) and ids.base is None and not ids.flags.writeable
 
 
 _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes]] = {}
-_HASHED_AT_ONCE = 1 << 24  # bytes of a part; several parts are hashed at the same time
+_HASHED_AT_ONCE = 1 << 24  # Bytes of a part; threads hash several parts at once.
 
 
 def _digest(ids: np.ndarray) -> bytes:
     ids = np.ascontiguousarray(ids)
-    made = hashlib.blake2b(f"{ids.dtype}{ids.shape}".encode(), digest_size=16)
+    hashed = hashlib.blake2b(f"{ids.dtype}{ids.shape}".encode(), digest_size=16)
     if ids.nbytes <= _HASHED_AT_ONCE:
-        made.update(ids)
-        return made.digest()
+        hashed.update(ids)
+        return hashed.digest()
     flat = ids.reshape(-1).view(np.uint8)
     parts = [flat[i : i + _HASHED_AT_ONCE] for i in range(0, flat.size, _HASHED_AT_ONCE)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for one in pool.map(lambda part: hashlib.blake2b(part, digest_size=16).digest(), parts):
-            made.update(one)
-    return made.digest()
+            hashed.update(one)
+    return hashed.digest()
 
 
 def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
@@ -219,14 +219,14 @@ def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
 
 
 def _counts_up(order: np.ndarray) -> bool:
-    """Whether an order is 0, 1, 2 and so on."""
-    parts = order[:1024], order  # most others differ early
+    """Returns whether an order is 0, 1, 2 and so on."""
+    parts = order[:1024], order  # Most other orders differ early.
     return all((part == np.arange(part.size, dtype=part.dtype)).all() for part in parts)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def moved(axis, places, back, values):
-    """A permutation of an axis, whose gradient is the permutation back, not a scatter."""
+    """Permutes an axis; the gradient is the inverse permutation, not a scatter."""
     return jnp.take(values, places, axis=axis, unique_indices=True, mode="clip")
 
 

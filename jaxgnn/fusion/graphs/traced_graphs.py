@@ -1,9 +1,9 @@
 """Graphs of edge lists whose ids are known only when the function runs.
 
-Their plans are made in the step: the order of the edges by row, once for a list of receivers, and
+Each call prepares them: the order of the edges by row, once for a list of receivers, and
 the rest of the graph, once for a list of receivers with a list of senders. ``TracedGraph`` offers
-rules what ``StaticGraph`` offers them. Its arrays exist only while the function of a rewrite is
-traced, which has to name the graph's plans.
+rules the methods of ``StaticGraph``. Its arrays exist only while the function of a rewrite is
+traced, which has to name the preparations of the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._arrays.arrays import MAX_INT32
-from jaxgnn.fusion.graphs.preparations import Plan, Work, plan_of
+from jaxgnn.fusion.graphs.preparations import Preparation, Work, prepare
 from jaxgnn.fusion.graphs.static_graphs import digest, graph_of_rows, moved
 from jaxgnn.fusion.program.program import Atom, Equation, is_variable
 from jaxgnn.fusion.program.variables import View
@@ -30,10 +30,10 @@ from jaxgnn.ops.shared import segment_order
 
 @dataclass(frozen=True)
 class TracedIds:
-    """A list of ids with what is done to it before it reaches a gather or a scatter."""
+    """List of ids, and the change to negative ids before a gather or a scatter."""
 
-    source: Atom  # integers, with an entry for each edge
-    wrap: int | None  # the number that is added to negative ids, or None
+    source: Atom  # Variable of the integers, one for each edge.
+    wrap: int | None  # Number that is added to negative ids, or None.
 
     @property
     def edges(self) -> int:
@@ -43,14 +43,14 @@ class TracedIds:
 
 @dataclass(frozen=True)
 class TracedRows:
-    """The segments that edges enter; it stands for the array of a list that is known."""
+    """Segments that edges enter, by ids that are known only when the function runs."""
 
     ids: TracedIds
     num_rows: int
-    clips: bool  # whether ids out of range enter the nearest row; they are dropped otherwise
-    plan: Plan  # offsets of the rows, the edge of each slot, and the slot of each edge
-    cost: Work  # of an order of these edges
-    is_ordered: bool = False  # whether slots and list are known to have the same order
+    clips: bool  # True if ids out of range enter the nearest row, not dropped.
+    preparation: Preparation  # Row offsets, the edge of each slot, the slot of each edge.
+    cost: Work  # Work of sorting these edges.
+    is_ordered: bool = False  # True if slots and edge list are known to have one order.
 
     @property
     def size(self) -> int:
@@ -60,34 +60,34 @@ class TracedRows:
 
 @dataclass(frozen=True)
 class TracedColumns:
-    """The rows of a table that edges read; ids out of range read the nearest one."""
+    """Rows of a table that edges read; ids out of range read the nearest row."""
 
     ids: TracedIds
     num_columns: int
 
 
 def traced_ids(view: View, places: Atom) -> TracedIds:
-    """The list of ids that a variable of ids [edges, 1] is made of."""
+    """Finds the list of ids behind a variable of ids [edges, 1]."""
     wrap, atom = None, places
     while True:
-        equation = view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze", "copy")
+        equation = view.produced_by(atom, "broadcast_in_dim", "reshape", "squeeze", "copy")
         inner = None if equation is None else equation.invars[0]
         if inner is not None and is_variable(inner) and inner.aval.size == atom.aval.size:
             atom = inner
             continue
-        select = view.made_by(atom, "select_n")
-        found = None if select is None or wrap is not None else _wrapped(view, select)
-        if found is None:
+        select = view.produced_by(atom, "select_n")
+        unwrapped = None if select is None or wrap is not None else _wrapped(view, select)
+        if unwrapped is None:
             return TracedIds(atom, wrap)
-        atom, wrap = found
+        atom, wrap = unwrapped
 
 
 def _wrapped(view: View, select: Equation) -> tuple[Atom, int] | None:
-    """The ids and the number of ``select_n(ids < 0, ids, ids + number)``, or None."""
+    """Matches ``select_n(ids < 0, ids, ids + number)``; returns ids and number, or None."""
     if len(select.invars) != 3:
         return None
     test, ids, moved_ids = select.invars
-    less, added = view.made_by(test, "lt"), view.made_by(moved_ids, "add")
+    less, added = view.produced_by(test, "lt"), view.produced_by(moved_ids, "add")
     if less is None or added is None or less.invars[0] is not ids:
         return None
     zero, number = view.number(less.invars[1]), None
@@ -105,36 +105,36 @@ def traced_rows(
     is_sorted: bool,
     cost: Work,
 ) -> TracedRows:
-    """The rows of edges whose ids are known only when the function runs, with their plan."""
+    """Returns the rows of edges by ids that are known only when the function runs."""
     how = {"wrap": ids.wrap, "num_rows": num_rows, "clips": clips, "is_sorted": is_sorted}
     question = "order", *how.values()
     of_order = None if is_sorted else cost
-    plan = plan_of(view, question, partial(_order, **how), [ids.source], cost=of_order)
-    return TracedRows(ids, num_rows, clips, plan, cost)
+    preparation = prepare(view, question, partial(_order, **how), [ids.source], cost=of_order)
+    return TracedRows(ids, num_rows, clips, preparation, cost)
 
 
-def planned_rows(
+def prepared_rows(
     view: View, ids: TracedIds, rows: np.ndarray, num_rows: int, *, clips: bool, cost: Work
 ) -> TracedRows:
-    """The rows of edges that are known, where what they read is known only when it runs."""
-    known = graph_of_rows(rows, num_rows)
+    """Returns known rows of edges for a graph whose columns are known only at run time."""
+    static = graph_of_rows(rows, num_rows)
 
     def order() -> list[Any]:
-        arrays = np.asarray(known.graph.indptr), known.order, inverse_permutation(known.order)
+        arrays = np.asarray(static.graph.indptr), static.order, inverse_permutation(static.order)
         return list(map(jnp.asarray, arrays))
 
-    plan = plan_of(view, ("known order", digest(rows), num_rows), order, [])
-    return TracedRows(ids, num_rows, clips, plan, cost, known.is_ordered)
+    preparation = prepare(view, ("known order", digest(rows), num_rows), order, [])
+    return TracedRows(ids, num_rows, clips, preparation, cost, static.is_ordered)
 
 
 def _values(source: Array, wrap: int | None) -> Int[Array, " edges"]:
-    """The ids as they reach a gather or a scatter."""
+    """Returns the ids as they reach a gather or a scatter."""
     ids = source.reshape(-1)
     return ids if wrap is None else jnp.where(ids < 0, ids + jnp.asarray(wrap, ids.dtype), ids)
 
 
 def _clipped(ids: Int[Array, " edges"], size: int) -> Int[Array, " edges"]:
-    """Ids moved to the nearest of a range, int32; the bounds are those of their own dtype."""
+    """Clips ids to a range, within the bounds of their dtype; returns int32."""
     last = min(size - 1, int(jnp.iinfo(ids.dtype).max))
     return jnp.clip(ids, 0, jnp.asarray(last, ids.dtype)).astype(jnp.int32)
 
@@ -142,13 +142,13 @@ def _clipped(ids: Int[Array, " edges"], size: int) -> Int[Array, " edges"]:
 def _order(
     source: Array, *, wrap: int | None, num_rows: int, clips: bool, is_sorted: bool
 ) -> list[Any]:
-    """Offsets of the rows, the edge of each slot and the slot of each edge; dropped ones last."""
-    given = _values(source, wrap)
-    rows = _clipped(given, num_rows)
+    """Sorts edges by row, dropped edges last; returns row offsets, order and inverse order."""
+    ids = _values(source, wrap)
+    rows = _clipped(ids, num_rows)
     if not clips:
-        rows = jnp.where(given < 0, -1, rows)
-        largest = int(jnp.iinfo(given.dtype).max)
-        rows = jnp.where(given >= num_rows, num_rows, rows) if num_rows <= largest else rows
+        rows = jnp.where(ids < 0, -1, rows)
+        largest = int(jnp.iinfo(ids.dtype).max)
+        rows = jnp.where(ids >= num_rows, num_rows, rows) if num_rows <= largest else rows
     indptr, order = segment_order(rows, num_rows, is_sorted=is_sorted)
     return [indptr, order, inverse_permutation(order)]
 
@@ -156,7 +156,7 @@ def _order(
 def _senders(
     indptr: Array, order: Array, source: Array, *, wrap: int | None, num_columns: int
 ) -> list[Any]:
-    """The column of each slot, the plan of the graph's gradients, and the columns that are read."""
+    """Returns the column of each slot, the mask of read columns, and the graph plan."""
     columns = _clipped(_values(source, wrap), num_columns)[order]
     edges, num_rows = order.shape[0], indptr.shape[0] - 1
     rows = row_ids(indptr, edges)
@@ -179,16 +179,16 @@ def _schedule(indptr: Array, *, edges: int) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class TracedGraph:
-    """A graph whose arrays are results of plans; what ``StaticGraph`` is where ids are known."""
+    """Graph whose arrays are results of preparations; counterpart of ``StaticGraph``."""
 
     rows: TracedRows
-    columns: TracedColumns | None  # None where the senders do not matter
-    parts: Plan  # the rest of the graph
+    columns: TracedColumns | None  # None if the rule does not depend on the senders.
+    parts: Preparation  # Columns, the mask of read columns, and the schedules.
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans whose results it reads."""
-        return self.rows.plan, self.parts
+    def preparations(self) -> tuple[Preparation, ...]:
+        """The preparations whose results it reads."""
+        return self.rows.preparation, self.parts
 
     @property
     def num_rows(self) -> int:
@@ -203,7 +203,7 @@ class TracedGraph:
     @property
     def graph(self) -> CSRGraph:
         """The graph, without weights."""
-        indptr, arrays = self.rows.plan.arrays[0], self.parts.arrays
+        indptr, arrays = self.rows.preparation.arrays[0], self.parts.arrays
         if self.columns is None:
             indices, plan = jnp.zeros(self.rows.size, jnp.int32), _PLAN_OF_ROWS
         else:
@@ -217,32 +217,32 @@ class TracedGraph:
         )
 
     @property
-    def places(self) -> Array | None:
-        """The place in the edge list of each edge slot; None if both have the same order."""
-        return None if self.rows.is_ordered else self.rows.plan.arrays[1]
+    def edge_positions(self) -> Array | None:
+        """Position in the edge list of each slot; None if both have the same order."""
+        return None if self.rows.is_ordered else self.rows.preparation.arrays[1]
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
-        """An array of the edge list in the order of the slots, along its axis of edges."""
+        """Reorders an array from the order of the edge list to that of the slots."""
         if self.rows.is_ordered:
             return of_edges
-        _, order, inverse = self.rows.plan.arrays
+        _, order, inverse = self.rows.preparation.arrays
         return moved(axis, order, inverse, of_edges)
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
-        """An array of the slots in the order of the edge list, along its axis of edges."""
+        """Reorders an array from the order of the slots to that of the edge list."""
         if self.rows.is_ordered:
             return of_slots
-        _, order, inverse = self.rows.plan.arrays
+        _, order, inverse = self.rows.preparation.arrays
         return moved(axis, inverse, order, of_slots)
 
     def weights(self, of_edges: np.ndarray) -> Array:
-        """Known numbers of edges in the order of the slots."""
+        """Returns known numbers of edges in the order of the slots."""
         return self.to_slots(jnp.asarray(of_edges))
 
     @property
     def degrees(self) -> Int[Array, " rows"]:
         """The number of edges of each row."""
-        return jnp.diff(self.rows.plan.arrays[0])
+        return jnp.diff(self.rows.preparation.arrays[0])
 
     @property
     def has_edges(self) -> Bool[Array, " rows"]:
@@ -251,11 +251,11 @@ class TracedGraph:
 
     @property
     def is_read(self) -> Bool[Array, " columns"]:
-        """A mask of columns that edges which arrive at a row read."""
+        """Mask of the columns that edges read."""
         return self.parts.arrays[1]
 
 
-# Plans with numbers for arrays, whose structures are those of the leaves of plans in a program.
+# Graph plans with numbers in place of arrays: pytrees for the leaves of a traced plan.
 _NUMBER: Any = 0
 _SCHEDULE = RowSchedule(_NUMBER, _NUMBER, _NUMBER, _NUMBER)
 _PLAN_OF_ROWS = GraphPlan(schedule=_SCHEDULE)
@@ -269,24 +269,26 @@ _PLAN = GraphPlan(
 
 
 def traced_graph(view: View, rows: TracedRows, columns: TracedColumns | None) -> TracedGraph:
-    """The graph of these rows and columns, with its plan in the program of the view."""
-    indptr, order, _ = rows.plan.results
+    """Returns the graph of rows and columns, and prepares it in the program of the view."""
+    indptr, order, _ = rows.preparation.results
     if columns is None:
         build = partial(_schedule, edges=rows.size)
-        return TracedGraph(rows, None, plan_of(view, ("rows",), build, [indptr], [rows.plan]))
+        return TracedGraph(
+            rows, None, prepare(view, ("rows",), build, [indptr], [rows.preparation])
+        )
     how = {"wrap": columns.ids.wrap, "num_columns": columns.num_columns}
     question, inputs = ("senders", *how.values()), [indptr, order, columns.ids.source]
     # Gradients need the order by column, even where the code promises that rows ascend.
     build = partial(_senders, **how)
-    parts = plan_of(view, question, build, inputs, [rows.plan], cost=rows.cost)
+    parts = prepare(view, question, build, inputs, [rows.preparation], cost=rows.cost)
     return TracedGraph(rows, columns, parts)
 
 
-def traced_mask(view: View, columns: TracedColumns, cost: Work) -> Plan:
-    """The plan of the mask of the rows of a table that are read, bool [rows]."""
+def traced_mask(view: View, columns: TracedColumns, cost: Work) -> Preparation:
+    """Prepares the mask of the rows of a table that are read, bool [rows]."""
     how = {"wrap": columns.ids.wrap, "size": columns.num_columns}
     question, inputs = ("read", *how.values()), [columns.ids.source]
-    return plan_of(view, question, partial(_read, **how), inputs, cost=cost)
+    return prepare(view, question, partial(_read, **how), inputs, cost=cost)
 
 
 def _read(source: Array, *, wrap: int | None, size: int) -> list[Any]:
@@ -294,5 +296,5 @@ def _read(source: Array, *, wrap: int | None, size: int) -> list[Any]:
 
 
 def fits(num_rows: int, edges: int) -> bool:
-    """Whether a list can be sorted in the step: ids and offsets are int32."""
+    """Returns whether each call can sort a list, whose ids and offsets are int32."""
     return 0 < edges <= MAX_INT32 and 0 < num_rows < MAX_INT32

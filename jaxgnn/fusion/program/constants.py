@@ -29,19 +29,19 @@ _LARGE = 1 << 16
 
 @dataclass(frozen=True)
 class Opened:
-    """A function of arrays, and the arrays that it closed over."""
+    """Function of arrays, and the arrays that it closed over."""
 
-    run: Callable[..., list[Any]]  # takes a list of the constants, and the leaves of the arguments
-    constants: list[jax.Array]  # the large arrays that it closed over, on the device, each once
-    structure: Any  # the pytree of the results
+    run: Callable[..., list[Any]]  # Takes a list of the constants, and the leaves of the arguments.
+    constants: list[jax.Array]  # Large closed-over arrays on the device, each once.
+    structure: Any  # Pytree of the results.
 
 
 def opened(traced: jax.stages.Traced) -> Opened:
-    """The function that was traced, with the large arrays that it closes over as arguments.
+    """Turns the large arrays that a traced function closes over into arguments.
 
     Calls of ``jax.jit`` in it, which may close over other arrays, are expanded.
     """
-    program = Program.of(traced.jaxpr)
+    program = Program.from_jaxpr(traced.jaxpr)
     large = {v: value for v, value in program.constants.items() if _is_large(value)}
     small = {v: value for v, value in program.constants.items() if v not in large}
     inner = dataclasses.replace(program, inputs=(*large, *program.inputs), constants=small)
@@ -56,7 +56,7 @@ def opened(traced: jax.stages.Traced) -> Opened:
 
 
 def has_large_constants(closed: Any) -> bool:
-    """Whether a closed jaxpr closes over an array that is too large for a program's text.
+    """Returns whether a closed jaxpr closes over an array too large for a program's text.
 
     This includes the arrays of calls of ``jax.jit`` in it.
     """
@@ -68,7 +68,7 @@ def _is_large(value: Any) -> bool:
 
 
 class Jitted(Method):
-    """A function that is compiled when it is called; arrays that it closes over are arguments."""
+    """Function that is compiled when called, with closed-over arrays as arguments."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Jitted(Method):
         functools.update_wrapper(self, function, updated=())
 
     def __repr__(self) -> str:
-        """Shows the function, and the way to export it: JAX prints this where it can not."""
+        """Names the function and how to export it; errors of JAX print this text."""
         name = getattr(self._function, "__name__", type(self._function).__name__)
         return f"<{name} after jaxgnn.fuse.jit; jaxgnn.export exports it>"
 
@@ -96,7 +96,7 @@ class Jitted(Method):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function as it is."""
+        """The original function."""
         return self._function
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -107,14 +107,14 @@ class Jitted(Method):
         if any(isinstance(leaf, jax.core.Tracer) for of_one in leaves for leaf in of_one):
             return self.inner(*args)
         traced = self.inner.trace(*args)
-        made = self._made.get(id(traced.jaxpr))
-        if made is None:
+        entry = self._made.get(id(traced.jaxpr))
+        if entry is None:
             if _closes_over_traced(traced, sum(map(len, leaves))):
-                return self.inner(*args)  # it is part of another function that is traced
+                return self.inner(*args)  # This call is part of another traced function.
             # The jaxpr is kept, so that no other jaxpr gets its id.
-            made = traced.jaxpr, self._compiled(traced, args)
-            self._made[id(traced.jaxpr)] = made
-        return made[1](*(leaf for of_one in leaves for leaf in of_one))
+            entry = traced.jaxpr, self._compiled(traced, args)
+            self._made[id(traced.jaxpr)] = entry
+        return entry[1](*(leaf for of_one in leaves for leaf in of_one))
 
     def _compiled(self, traced: jax.stages.Traced, args: Sequence[Any]) -> Callable[..., Any]:
         parts = opened(traced)
@@ -130,17 +130,17 @@ class Jitted(Method):
         closed_over = {id(c) for c in parts.constants}
 
         def call(*arrays: Any) -> Any:
-            given = list(arrays)
+            operands = list(arrays)
             for i in (position - 1 for position in positions):
-                if id(given[i]) in closed_over:  # the next call also reads it
-                    given[i] = given[i].copy()
-            return jax.tree.unflatten(parts.structure, run(constants.beside(given), *given))
+                if id(operands[i]) in closed_over:  # The next call reads this array, too.
+                    operands[i] = operands[i].copy()
+            return jax.tree.unflatten(parts.structure, run(constants.beside(operands), *operands))
 
         return call
 
 
 class _Placed:
-    """Constants, on the devices where the other arguments of a call are.
+    """Constants on the devices of the other arguments of a call.
 
     JAX raises for arguments on different devices. Constants in the text of a program are on the
     device that runs it.
@@ -152,17 +152,17 @@ class _Placed:
         self._moved: dict[jax.sharding.Sharding, list[jax.Array]] = {}
 
     def beside(self, arrays: Sequence[Any]) -> list[jax.Array]:
-        """The constants, moved if they were put on other devices than these arrays."""
+        """Returns the constants, moved to the devices of these arrays if necessary."""
         if not self._committed:
             return self._constants
-        given = (a for a in arrays if isinstance(a, jax.Array) and a.committed)
-        sharding = next(given, self._committed[0]).sharding
+        committed = (a for a in arrays if isinstance(a, jax.Array) and a.committed)
+        sharding = next(committed, self._committed[0]).sharding
         if all(c.sharding.device_set == sharding.device_set for c in self._committed):
             return self._constants
         if isinstance(sharding, jax.NamedSharding):
             sharding = jax.NamedSharding(sharding.mesh, jax.P())
         elif len(sharding.device_set) > 1:
-            return self._constants  # JAX raises the error
+            return self._constants  # JAX raises the error for these devices.
         if sharding not in self._moved:
             self._moved[sharding] = [
                 to_device("jaxgnn.fuse", c, sharding) if c.committed else c for c in self._constants
@@ -171,7 +171,7 @@ class _Placed:
 
 
 def _closes_over_traced(traced: jax.stages.Traced, count: int) -> bool:
-    """Whether a function of ``count`` arrays closes over arrays that have no values yet.
+    """Returns whether a function of ``count`` arrays closes over traced arrays.
 
     JAX makes them further inputs of its jaxpr.
     """
@@ -226,22 +226,22 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
 
 
 def _unchanging(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises ValueError where it changes an argument.
+    """Wraps a function so that a change of an argument raises ValueError.
 
     The compiled function gets copies of the caller's objects, so the change would be lost.
     """
 
     def checked(*args: Any) -> Any:
-        given = args, captured_by(fn)
-        before = State(given)
-        made = fn(*args)
-        if before.changes(given):
+        arguments = args, captured_by(fn)
+        before = State(arguments)
+        results = fn(*args)
+        if before.changes(arguments):
             expected = (
                 "a function that does not change its arguments; pass the state of a module in and "
                 "return it (nnx.split, nnx.merge, nnx.state)"
             )
             name = getattr(fn, "__name__", type(fn).__name__)
             raise bad_input("fuse.jit", "fn", expected, f"{name}, which changes an argument")
-        return made
+        return results
 
     return functools.wraps(fn, updated=())(checked)

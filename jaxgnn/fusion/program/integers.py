@@ -21,8 +21,8 @@ Arrays = Sequence[np.ndarray]
 
 def _broadcast(params: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
     sizes = dict(zip(params["broadcast_dimensions"], x.shape, strict=True))
-    own = x.reshape([sizes.get(d, 1) for d in range(len(params["shape"]))])
-    return np.broadcast_to(own, params["shape"])
+    spread = x.reshape([sizes.get(d, 1) for d in range(len(params["shape"]))])
+    return np.broadcast_to(spread, params["shape"])
 
 
 def _slice(params: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
@@ -40,12 +40,12 @@ def _iota(params: Mapping[str, Any]) -> np.ndarray:
 def _accumulated(ufunc: np.ufunc, params: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
     axis = params["axis"]
     forward = np.flip(x, axis) if params["reverse"] else x
-    made = ufunc.accumulate(forward, axis, dtype=x.dtype)
-    return np.flip(made, axis) if params["reverse"] else made
+    totals = ufunc.accumulate(forward, axis, dtype=x.dtype)
+    return np.flip(totals, axis) if params["reverse"] else totals
 
 
 def gather(params: Mapping[str, Any], x: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The slices of an array that begin at ``starts``."""
+    """Gathers the slices of an array that begin at ``starts``."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     axes = numbers.start_index_map, numbers.collapsed_slice_dims
     entries = _entries(x.shape, sizes, starts, *axes, params["mode"])
@@ -65,7 +65,7 @@ def scatter(
     starts: np.ndarray,
     updates: np.ndarray,
 ) -> np.ndarray:
-    """The array with slices of it replaced by ``updates``, or combined with them by ``ufunc``."""
+    """Replaces slices of an array by ``updates``, or combines them by ``ufunc``."""
     numbers = params["dimension_numbers"]
     window = numbers.update_window_dims
     updates = np.moveaxis(updates, window, range(updates.ndim - len(window), updates.ndim))
@@ -79,19 +79,19 @@ def scatter(
     if entries.exist is not None:
         exist = np.broadcast_to(entries.exist, updates.shape)
         index, updates = tuple(i[exist] for i in index), updates[exist]
-    made = x.copy()
+    result = x.copy()
     if ufunc is None:
-        made[tuple(index)] = updates
+        result[tuple(index)] = updates
     else:
-        ufunc.at(made, tuple(index), updates)
-    return made
+        ufunc.at(result, tuple(index), updates)
+    return result
 
 
 class _Entries(NamedTuple):
-    """The entries of an array that slices cover, axes of the starts before those of a slice."""
+    """Entries of an array that slices cover; axes of the starts come first."""
 
-    of: tuple[np.ndarray, ...]  # an index for each axis of the array
-    exist: np.ndarray | None  # whether the slice of an entry lies inside the array; None if all do.
+    of: tuple[np.ndarray, ...]  # Index arrays, one for each axis.
+    exist: np.ndarray | None  # Mask of entries whose slice is inside the array; None for all.
 
 
 def _entries(
@@ -126,7 +126,7 @@ def _entries(
 
 
 def _outside(dtype: np.dtype) -> Any:
-    """The value that JAX reads where no entry is: the largest, or the least if there is a sign."""
+    """Fill value of out-of-range reads: the minimum of signed, the maximum of unsigned dtypes."""
     if dtype.kind == "b":
         return True
     return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
@@ -191,5 +191,5 @@ def evaluated(equation: Any, operands: Arrays) -> list[np.ndarray] | None:
         return None
     aval = equation.outvars[0].aval
     with np.errstate(over="ignore"):
-        made = np.asarray(function(equation.params, *operands))
-    return [np.ascontiguousarray(made.astype(aval.dtype, copy=False)).reshape(aval.shape)]
+        result = np.asarray(function(equation.params, *operands))
+    return [np.ascontiguousarray(result.astype(aval.dtype, copy=False)).reshape(aval.shape)]

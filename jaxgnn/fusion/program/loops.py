@@ -1,4 +1,4 @@
-"""Loops and checkpoints whose bodies read more arrays, the same in all of their runs."""
+"""Bodies of loops, branches and checkpoints, and loops that read more arrays."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from jaxgnn.fusion.program.program import Atom, Equation, Program, traced
 
 
 def constants_of_scan(params: Any) -> int:
-    """The number of operands of a scan that are the same in all steps."""
+    """Returns the number of operands of a scan that are the same in all steps."""
     if "num_consts" in params:
         return params["num_consts"]
     return len(list(params["ft_in"].unpack()[0].vals))
 
 
 def carries_of_scan(params: Any) -> list[int]:
-    """The positions of the operands that a scan carries, in the order of its results."""
+    """Returns the positions of the operands that a scan carries, in the order of its results."""
     first = constants_of_scan(params)
     if "num_carry" in params:
         return list(range(first, first + params["num_carry"]))
     return list(range(first, first + len(list(params["ft_in"].unpack()[1].vals))))
 
 
-def with_more_constants(
-    equation: Equation, body: Program, added: Sequence[Atom]
-) -> Equation | None:
-    """A loop that reads more arrays, or None where it can not be built again.
+def add_constants(equation: Equation, body: Program, added: Sequence[Atom]) -> Equation | None:
+    """Rebuilds a loop so that its body reads more arrays; returns None if that fails.
 
     Args:
       equation: a ``scan``, a ``while`` or a checkpoint.
@@ -46,11 +44,11 @@ def with_more_constants(
     build = {"scan": _scan, "while": _while}.get(equation.primitive.name)
     if build is None:
         return None
-    made = traced(build(equation, body, len(added)), [*added, *equation.invars], is_open=True)
-    if len(made.equations) != 1 or made.constants:
+    rebuilt = traced(build(equation, body, len(added)), [*added, *equation.invars], is_open=True)
+    if len(rebuilt.equations) != 1 or rebuilt.constants:
         return None
-    (loop,) = made.equations
-    if list(made.outputs) != list(loop.outvars):
+    (loop,) = rebuilt.equations
+    if list(rebuilt.outputs) != list(loop.outvars):
         return None
     return loop.replace(outvars=equation.outvars)
 
@@ -65,8 +63,8 @@ def _scan(equation: Equation, body: Program, count: int):
 
     def function(*operands: Any) -> list[Any]:
         def step(carry, x):
-            made = run(*operands[:first], *carry, *x)
-            return tuple(made[: len(carry)]), tuple(made[len(carry) :])
+            results = run(*operands[:first], *carry, *x)
+            return tuple(results[: len(carry)]), tuple(results[len(carry) :])
 
         carry, stacked = lax.scan(step, operands[first:last], operands[last:], **options)
         return [*carry, *stacked]
@@ -82,13 +80,13 @@ def _while(equation: Equation, body: Program, count: int):
     run = jex.jaxpr_as_fun(body.closed())
 
     def function(*operands: Any) -> list[Any]:
-        added, own = operands[:count], operands[of_condition:first]
+        added, constants = operands[:count], operands[of_condition:first]
 
         def goes_on(carry):
             return condition(*operands[count:of_condition], *carry)[0]
 
         def step(carry):
-            return tuple(run(*added, *own, *carry))
+            return tuple(run(*added, *constants, *carry))
 
         return list(lax.while_loop(goes_on, step, operands[first:]))
 
@@ -100,37 +98,37 @@ _LIBRARY = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True)
 class Body:
-    """A function that an equation calls."""
+    """Function that an equation calls."""
 
-    name: str  # its purpose, for ``explain``
-    fixed: Sequence[Atom | None]  # the operands that are its first arguments in every call
-    key: str  # the parameter of the equation
-    closed: Any  # its jaxpr
-    index: int = 0  # among several jaxprs of the parameter
-    rest: Sequence[Atom] = ()  # the operands that are the arguments after these in the first call
-    runs_again: bool = False  # whether one run of the equation may run it several times
-    steps: int = 1  # the times that it runs, if that is known
+    name: str  # Name of the body in ``explain``.
+    fixed: Sequence[Atom | None]  # First arguments, the same in every run.
+    key: str  # Parameter of the equation that holds the body.
+    closed: Any  # Closed jaxpr of the body.
+    index: int = 0  # Position among several jaxprs of the parameter.
+    rest: Sequence[Atom] = ()  # Later arguments of the first run.
+    runs_again: bool = False  # True if the equation may run the body several times.
+    steps: int = 1  # Number of runs, if known; else 1.
 
     @property
     def operands(self) -> Sequence[Atom | None]:
-        """The operands that are its arguments in the first call."""
+        """Operands that are the arguments of the first run."""
         return [*self.fixed, *self.rest]
 
     def replaced(self, equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
-        """The equation with another program, and constants that it then reads."""
+        """Puts another program in place of the body; returns the equation and its constants."""
         reads, constants, old = equation.invars, {}, equation.params[self.key]
         if isinstance(old, tuple):
             new: Any = (*old[: self.index], program.closed(), *old[self.index + 1 :])
         elif old is self.closed:
             new = program.closed()
-        else:  # a jaxpr without constants, which become operands
+        else:  # This jaxpr has no constants: they become operands.
             constants = {jex.gensym()(v.aval): value for v, value in program.constants.items()}
             reads, new = [*constants, *reads], program.opened()
         return equation.replace(invars=reads, params={**equation.params, self.key: new}), constants
 
 
 def bodies_of(equation: Equation) -> Iterator[Body]:
-    """The bodies of a loop, a conditional, a checkpoint, or a function with its own derivative.
+    """Yields the bodies of a loop, a conditional, a checkpoint, or a custom derivative.
 
     Their results are those of the equation. For ``custom_jvp`` and ``custom_vjp`` it is the
     function itself; its derivative is given, and is not rewritten. Ops of this library are such
@@ -157,13 +155,13 @@ def bodies_of(equation: Equation) -> Iterator[Body]:
         for i, branch in enumerate(params["branches"]):
             yield Body(f"{name} branch {i}", reads[1:], "branches", branch, i)
     elif name in ("remat", "remat2", "checkpoint"):
-        closed = jex.ClosedJaxpr(params["jaxpr"], [])  # a gradient runs it again
+        closed = jex.ClosedJaxpr(params["jaxpr"], [])  # A gradient runs the body again.
         yield Body(name, reads, "jaxpr", closed, runs_again=True)
     elif name in ("custom_jvp_call", "custom_vjp_call") and not _is_ours(params["call_jaxpr"]):
         yield Body(name.removesuffix("_call"), reads, "call_jaxpr", params["call_jaxpr"])
 
 
 def _is_ours(closed: Any) -> bool:
-    """Whether a function is defined in this library, or in an unknown place."""
+    """Returns whether this library, or an unknown file, defines a function."""
     source = getattr(getattr(closed.jaxpr, "debug_info", None), "func_src_info", None)
     return source is None or _LIBRARY in source

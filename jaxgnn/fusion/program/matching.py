@@ -8,11 +8,11 @@ from typing import Any
 
 
 class NoMatch(Exception):
-    """Code that does not have the form that is looked for."""
+    """Raised for code that does not have the required form."""
 
 
 class Refusal(Exception):
-    """The reason why a rule does not apply at a place where it almost does; rules raise it."""
+    """Raised by a rule that almost applies, with the reason why it does not."""
 
 
 def need(condition: Any) -> None:
@@ -22,20 +22,20 @@ def need(condition: Any) -> None:
 
 
 def required[T](part: T | None) -> T:
-    """A part of a form; raises ``NoMatch`` if it is None."""
+    """Returns a part of a form; raises ``NoMatch`` if it is None."""
     if part is None:
         raise NoMatch
     return part
 
 
 def or_none[**P, T](function: Callable[P, T]) -> Callable[P, T | None]:
-    """The function, which returns None where it raises ``NoMatch``."""
+    """Wraps a function so that it returns None instead of raising ``NoMatch``."""
 
     @functools.wraps(function)
-    def made(*args: P.args, **kwargs: P.kwargs) -> T | None:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
             return function(*args, **kwargs)
         except NoMatch:
             return None
 
-    return made
+    return call

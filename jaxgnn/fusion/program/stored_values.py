@@ -18,21 +18,21 @@ from jaxgnn.fusion.program.program import Equation, key_of_param
 
 @dataclass(frozen=True)
 class Content:
-    """The content of an array, in terms of arrays that do not change."""
+    """Content of an array, as a digest over arrays that do not change."""
 
-    key: bytes  # a digest of the equations that compute it, and of the identities of ``leaves``
-    leaves: tuple[jax.Array, ...]  # the arrays that the equations read
+    key: bytes  # Digest of the equations and of the identities of ``leaves``.
+    leaves: tuple[jax.Array, ...]  # Arrays that the equations read.
 
 
 def content_of_constant(value: Any) -> Content | None:
-    """The content of an array that is closed over; None if it may change."""
+    """Returns the content of a closed-over array; None if it may change."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return None
     return Content(_digest("array", id(value)), (value,))
 
 
 def content_of_literal(value: Any) -> Content:
-    """The content of a number in a program."""
+    """Returns the content of a number in a program."""
     array = np.asarray(value)
     return Content(_digest("literal", str(array.dtype), array.shape, array.tobytes()), ())
 
@@ -40,15 +40,15 @@ def content_of_literal(value: Any) -> Content:
 def content_of_result(
     equation: Equation, position: int, reads: Sequence[Content | None]
 ) -> Content | None:
-    """The content of one of an equation's results, by those of its operands; None if not known."""
+    """Returns the content of a result from the contents of the operands, or None."""
     params = [(name, key_of_param(value)) for name, value in sorted(equation.params.items())]
-    known = [content for content in reads if content is not None]
+    contents = [content for content in reads if content is not None]
     by_identity = any(isinstance(key, tuple) and key[:1] == ("id",) for _, key in params)
-    if len(known) < len(reads) or by_identity:
+    if len(contents) < len(reads) or by_identity:
         return None
     types = [str(v.aval) for v in equation.outvars]
-    keys = [content.key for content in known]
-    leaves = {id(leaf): leaf for content in known for leaf in content.leaves}
+    keys = [content.key for content in contents]
+    leaves = {id(leaf): leaf for content in contents for leaf in content.leaves}
     key = _digest(equation.primitive.name, params, types, position, keys)
     return Content(key, tuple(leaves.values()))
 
@@ -58,7 +58,7 @@ def _digest(*parts: Any) -> bytes:
 
 
 class Store:
-    """The most recently used arrays, by their contents, of at most ``most_bytes`` in all."""
+    """Cache of arrays by their contents, of at most ``most_bytes`` in all."""
 
     def __init__(self, most_bytes: int = 1 << 31):
         self._most_bytes = most_bytes
@@ -66,17 +66,17 @@ class Store:
         self._lock = threading.Lock()
 
     def get(self, question: str, contents: Sequence[Content], answer: Callable[[], Any]) -> Any:
-        """The array that answers a question about terms; other answers are computed again."""
+        """Returns the cached array for a question about contents, or computes the answer."""
         key = question, *(content.key for content in contents)
         with self._lock:
-            found = self._kept.get(key)
+            entry = self._kept.get(key)
             # Another array may have the identity of one that was freed.
-            if found is not None and all(leaf() is not None for leaf in found[0]):
+            if entry is not None and all(leaf() is not None for leaf in entry[0]):
                 if key in self._kept:
                     self._kept.move_to_end(key)
-                return found[1]
-        made = answer()
-        if isinstance(made, np.ndarray):
+                return entry[1]
+        result = answer()
+        if isinstance(result, np.ndarray):
             of_answers = self._kept
 
             def forget(_: Any) -> None:
@@ -85,9 +85,9 @@ class Store:
 
             leaves = [weakref.ref(leaf, forget) for one in contents for leaf in one.leaves]
             with self._lock:
-                self._kept[key] = leaves, made
+                self._kept[key] = leaves, result
                 self._drop_the_oldest()
-        return made
+        return result
 
     def _drop_the_oldest(self) -> None:
         kept = list(self._kept.items())

@@ -45,17 +45,17 @@ _EVALUATED = frozenset((
     "transpose", "unstack", "xor",
 ))
 # fmt: on
-_LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated in advance
+_LARGEST_KNOWN = 1 << 28  # Largest number of entries of an array evaluated in advance.
 
 
 class View:
     """Definitions and uses of the variables of one program."""
 
-    def __init__(self, program: Program, known: MutableMapping[Any, Any]):
+    def __init__(self, program: Program, known_values: MutableMapping[Any, Any]):
         self.program = program
-        # Values that have been found, by variable, and results computed from them alone, by
-        # question; shared by the views of a program's versions.
-        self.known = known
+        # Known values by variable, and results that depend on them alone by question. The views of
+        # all versions of a program share them.
+        self.known_values = known_values
         self._producers = {v: e for e in program.equations for v in e.outvars}
         self._positions = {v: i for i, e in enumerate(program.equations) for v in e.outvars}
         self._users: dict[Any, list[Equation]] = {}
@@ -67,7 +67,7 @@ class View:
         self._remembered: dict[tuple[str, Any], Any] = {}
 
     def remembered(self, question: str, atom: Atom | None, answer: Callable[[], Any]) -> Any:
-        """The answer to a question about a variable, or None; computed once for each view.
+        """Returns the answer to a question about a variable; computes it once for each view.
 
         An answer about a literal is not kept.
         """
@@ -81,7 +81,7 @@ class View:
     def derived(
         self, question: tuple[Any, ...], answer: Callable[[], Any], *, of: Sequence[Atom] = ()
     ) -> Any:
-        """A result of known values, computed once for all versions of a program.
+        """Returns a result of known values; computes it once for all versions of a program.
 
         Args:
           question: names the question, the variables whose values it is about, and all else that
@@ -90,15 +90,17 @@ class View:
           of: the variables, if the first part of the question names all else: then an array that
             answers is kept for other programs that close over the same arrays.
         """
-        if question not in self.known:
+        if question not in self.known_values:
             contents = [self._content(atom) for atom in of]
-            known = [content for content in contents if content is not None]
-            is_kept = len(contents) > 0 and len(known) == len(contents)
-            self.known[question] = STORE.get(question[0], known, answer) if is_kept else answer()
-        return self.known[question]
+            stable = [content for content in contents if content is not None]
+            is_kept = len(contents) > 0 and len(stable) == len(contents)
+            self.known_values[question] = (
+                STORE.get(question[0], stable, answer) if is_kept else answer()
+            )
+        return self.known_values[question]
 
     def _content(self, atom: Atom) -> Content | None:
-        """The content of an atom in terms of arrays that the program closes over, or None."""
+        """Returns the content of an atom in terms of closed-over arrays, or None."""
         if not is_variable(atom):
             return content_of_literal(atom.val)
         return self._worked_out("content", atom, self._content_of)
@@ -113,7 +115,7 @@ class View:
         return content_of_result(equation, equation.outvars.index(variable), reads)
 
     def _worked_out(self, question: str, variable: Any, answer: Callable[[Any], Any]) -> Any:
-        """The answer about a variable, after those about its operands.
+        """Returns the answer about a variable, and first computes those about its operands.
 
         In this order each answer needs one equation, in programs of any length.
         """
@@ -124,64 +126,66 @@ class View:
         return self._remembered[question, variable]
 
     def _leading_to(self, variable: Any, is_done: Callable[[Any], bool]) -> list[Any]:
-        """A variable and its operands, through equations evaluated in advance, in order."""
+        """Lists a variable and what it depends on through equations evaluated in advance."""
 
         def reads(this: Any) -> Iterator[Any]:
             equation = self._producers.get(this)
             if equation is not None and equation.primitive.name in _EVALUATED:
                 yield from (a for a in equation.invars if is_variable(a) and not is_done(a))
 
-        found = set() if is_done(variable) else closure(variable, reads)
-        return sorted(found, key=lambda v: self._positions.get(v, -1))
+        reached = set() if is_done(variable) else closure(variable, reads)
+        return sorted(reached, key=lambda v: self._positions.get(v, -1))
 
     def producer(self, atom: Atom) -> Equation | None:
-        """The equation that computes a variable; None for inputs, constants and literals."""
+        """Returns the equation that computes a variable; None for other atoms."""
         return self._producers.get(atom) if is_variable(atom) else None
 
-    def made_by(self, atom: Atom, *names: str) -> Equation | None:
-        """The equation that computes a variable if it has one of these primitives, or None."""
+    def produced_by(self, atom: Atom, *names: str) -> Equation | None:
+        """Returns the producer of a variable if it has one of these primitives, or None."""
         equation = self.producer(atom)
         return equation if equation is not None and equation.primitive.name in names else None
 
     def match(self, atom: Atom, *names: str) -> Equation:
-        """The equation of one of these primitives that computes a variable, or ``NoMatch``."""
-        return required(self.made_by(atom, *names))
+        """Returns the producer of a variable; raises ``NoMatch`` for other primitives."""
+        return required(self.produced_by(atom, *names))
 
     def users(self, variable: Any) -> list[Equation]:
-        """The equations that read a variable."""
+        """Returns the equations that read a variable."""
         return self._users.get(variable, [])
 
     def is_output(self, variable: Any) -> bool:
-        """Whether a variable is a result of the program."""
+        """Returns whether a variable is a result of the program."""
         return variable in self._outputs
 
     def is_read_once(self, variable: Any) -> bool:
-        """Whether one equation reads a variable, and nothing else."""
+        """Returns whether one equation reads a variable, and nothing else."""
         return len(self.users(variable)) == 1 and not self.is_output(variable)
 
     def value(self, atom: Atom) -> np.ndarray | None:
-        """The value of an atom for all arguments, or None if that is not known."""
+        """Returns the value of an atom that is the same for all arguments, or None."""
         if not is_variable(atom):
             return np.asarray(atom.val)
-        if atom not in self.known:
+        if atom not in self.known_values:
             is_known = self.is_known(atom)
-            for variable in self._leading_to(atom, self.known.__contains__) if is_known else ():
-                if variable not in self.known:
-                    self.known[variable] = self._evaluated(variable)
-            self.known.setdefault(atom, None)
-        return self.known[atom]
+            for variable in (
+                self._leading_to(atom, self.known_values.__contains__) if is_known else ()
+            ):
+                if variable not in self.known_values:
+                    self.known_values[variable] = self._evaluated(variable)
+            self.known_values.setdefault(atom, None)
+        return self.known_values[atom]
 
     def number(self, atom: Atom) -> float | None:
-        """The value of an array with one entry, or None if it has more or is not known."""
+        """Returns the known value of an array with one entry, or None."""
         value = self.value(atom) if atom.aval.size == 1 else None
         return None if value is None else float(value.reshape(()))
 
     def is_known(self, atom: Atom) -> bool:
-        """Whether ``value`` knows an array; this does not compute it."""
+        """Returns whether ``value`` can return an array, without computing it."""
         if not is_variable(atom):
             return True
-        if atom in self.known:
-            return self.known[atom] is not None
+        if atom in self.known_values:
+            return self.known_values[atom] is not None
         return self._worked_out("is known", atom, self._is_known)
 
     def _is_known(self, variable: Any) -> bool:
@@ -200,30 +204,30 @@ class View:
             return np.asarray(self.program.constants[variable])
         equation = self._producers[variable]
         reads = [np.asarray(self.value(atom)) for atom in equation.invars]
-        made = dict(zip(equation.outvars, self._evaluate(equation, reads), strict=True))
-        self.known.update(made)
-        return made[variable]
+        values = dict(zip(equation.outvars, self._evaluate(equation, reads), strict=True))
+        self.known_values.update(values)
+        return values[variable]
 
     def _evaluate(self, equation: Equation, reads: list[np.ndarray]) -> list[np.ndarray]:
-        """The results of one equation for these arrays."""
-        made = evaluated(equation, reads)
-        if made is not None:
-            return made
+        """Returns the results of one equation for these arrays."""
+        results = evaluated(equation, reads)
+        if results is not None:
+            return results
         with jax.ensure_compile_time_eval():
             return [np.asarray(v) for v in self.program.alone(equation)(*reads)]
 
     def reads(self, variable: Any) -> Iterator[Any]:
-        """The variables that the equation of a variable reads."""
+        """Returns the variables that the equation of a variable reads."""
         equation = self._producers.get(variable)
         return filter(is_variable, () if equation is None else equation.invars)
 
     def roots(self, variable: Any) -> set[Any]:
-        """The inputs of the program on which a variable depends."""
+        """Returns the inputs of the program on which a variable depends."""
         return closure(variable, self.reads).intersection(self.program.inputs)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is an array of numbers: random keys and tokens have no value in numpy."""
+    """Returns whether a value is an array of numbers, unlike random keys and tokens."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return isinstance(value, int | float | bool)
@@ -231,17 +235,17 @@ def is_plain(value: Any) -> bool:
 
 
 class UnroundedView(View):
-    """A view in which conversions between floats of at most 32 bits are ignored.
+    """View that ignores conversions between floats of at most 32 bits.
 
-    It is for ops that compute in float32 and round their results once.
+    Ops that compute in float32 and round their results once are matched with it.
     """
 
     def producer(self, atom: Atom) -> Equation | None:
-        """The equation that computes a variable, or the value that was rounded to it."""
+        """Returns the equation that computes a variable, or the value that was rounded to it."""
         return super().producer(self.source(atom))
 
     def source(self, atom: Atom) -> Atom:
-        """The array before it was rounded to fewer bits, or widened."""
+        """Returns the array before conversions between short floats."""
         while (equation := super().producer(atom)) is not None and _is_rounding(equation):
             atom = equation.invars[0]
         return atom
@@ -257,5 +261,7 @@ SHORT_FLOATS = ("float32", "bfloat16", "float16")
 
 
 def unrounded(view: View) -> UnroundedView:
-    """The view of the same program without conversions between short floats."""
-    return view.remembered("unrounded", None, lambda: UnroundedView(view.program, view.known))
+    """Returns the view of the same program without conversions between short floats."""
+    return view.remembered(
+        "unrounded", None, lambda: UnroundedView(view.program, view.known_values)
+    )

@@ -25,50 +25,52 @@ from jaxgnn.equivariant import (
 )
 from jaxgnn.fusion.program.matching import NoMatch, Refusal, need
 from jaxgnn.fusion.recognise.multilinear import Leaf
-from jaxgnn.fusion.recognise.polynomials import Terms
+from jaxgnn.fusion.recognise.polynomials import Polynomials
 
 NO_COLUMN = -1
 """Stands for a harmonic of degree zero that the code does not multiply with: it is one."""
-_MOST_SETS = 4  # of harmonics of one degree; more are those of single channels
-_Columns = tuple[int, ...]  # of one channel
-_Entry = tuple[_Columns, ...]  # the channels of an entry of irreps
+_MOST_SETS = 4  # Most sets of harmonics of one degree; more belong to channels.
+_Columns = tuple[int, ...]  # Columns of one channel.
+_Entry = tuple[_Columns, ...]  # Channels of one entry of irreps.
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """A tensor product, and the columns of the code's arrays that are its operands and results."""
+    """Tensor product, with the columns of the code's arrays that it reads and computes."""
 
     product: TensorProduct
-    x: np.ndarray  # columns of the table, in the order of ``product.irreps_in``
-    harmonics: np.ndarray  # columns of arrays of edges, or ``NO_COLUMN``
-    weights: np.ndarray  # columns of arrays of edges
-    shared: np.ndarray  # columns, a number of each edge, by which all products are multiplied
-    scales: np.ndarray  # the number by which each weight is multiplied
-    out: np.ndarray  # entries of the result, in the order of ``product.irreps_out``
+    x: np.ndarray  # Columns of the table, in the order of ``product.irreps_in``.
+    harmonics: np.ndarray  # Columns of arrays of edges, or ``NO_COLUMN``.
+    weights: np.ndarray  # Columns of arrays of edges.
+    shared: np.ndarray  # Columns that multiply all products, one number for each edge.
+    scales: np.ndarray  # Number that multiplies each weight.
+    out: np.ndarray  # Entries of the result, in the order of ``product.irreps_out``.
 
 
 @dataclass(frozen=True)
 class _Channel:
-    """One channel of a path: what one weight multiplies."""
+    """Channel of a path: the columns that one weight multiplies."""
 
     weight: int
     x: _Columns
     harmonics: _Columns
     out: _Columns
-    factor: float  # of the Clebsch-Gordan table
+    factor: float  # Factor of the Clebsch-Gordan table.
 
 
 @dataclass(frozen=True)
 class _Factors:
-    """The columns of each term by their roles."""
+    """Columns of each term by their roles."""
 
     x: np.ndarray
     harmonics: np.ndarray
     weights: np.ndarray
 
 
-def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: float) -> Coupling:
-    """The tensor product that the terms of summed messages are.
+def coupling_of(
+    terms: Polynomials, width: int, leaves: Sequence[Leaf], tolerance: float
+) -> Coupling:
+    """Recognises the tensor product in the polynomials of summed messages.
 
     Raises ``NoMatch`` if they are not products of a row and of one or two arrays of edges, and of
     numbers of edges that all have, or if all harmonics have degree zero. Raises ``Refusal`` if they
@@ -89,7 +91,7 @@ def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: flo
             channels = _channels(terms, factors, tolerance)
         except NoMatch:
             continue
-        except Refusal as refusal:  # with harmonics and weights exchanged, it may be one
+        except Refusal as refusal:  # The exchanged roles may match.
             reason = reason or refusal
             continue
         if np.unique(terms.entries).size < terms.size:
@@ -98,13 +100,13 @@ def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: flo
     raise reason or NoMatch
 
 
-def _have_all(terms: Terms, column: int) -> bool:
-    """Whether each term has a column as a factor, once."""
+def _have_all(terms: Polynomials, column: int) -> bool:
+    """Returns whether each term has a column as a factor, once."""
     return bool(((terms.factors == column).sum(axis=1) == 1).all())
 
 
-def _roles(terms: Terms, width: int, leaves: Sequence[Leaf]) -> Iterator[_Factors]:
-    """The columns of rows, harmonics and weights; the likely roles first.
+def _roles(terms: Polynomials, width: int, leaves: Sequence[Leaf]) -> Iterator[_Factors]:
+    """Yields assignments of columns to rows, harmonics and weights, likely ones first.
 
     An array of edges that is the only one in some term is one of weights. Of the others, arrays
     that are multiplied with each other have different roles.
@@ -132,7 +134,7 @@ def _roles(terms: Terms, width: int, leaves: Sequence[Leaf]) -> Iterator[_Factor
 
 
 def _sides(weights: set[int], pairs: set[tuple[int, int]]) -> dict[int, bool]:
-    """Whether each array has the role of harmonics; paired arrays have different roles."""
+    """Assigns roles to arrays: True for harmonics. Paired arrays have different roles."""
     sides = dict.fromkeys(weights, False)
     waiting = set(pairs)
     while waiting:
@@ -146,34 +148,34 @@ def _sides(weights: set[int], pairs: set[tuple[int, int]]) -> dict[int, bool]:
     return sides
 
 
-def _channels(terms: Terms, factors: _Factors, tolerance: float) -> list[_Channel]:
-    """The channel of each weight, in the order of the weights.
+def _channels(terms: Polynomials, factors: _Factors, tolerance: float) -> list[_Channel]:
+    """Returns the channel of each weight, in the order of the weights.
 
     Raises ``NoMatch`` if no weight multiplies several harmonics, and ``Refusal`` if the numbers of
     one are not a table.
     """
-    weights, own = np.unique(factors.weights, return_inverse=True)
-    members = [_members(own, c) for c in (factors.x, factors.harmonics, terms.entries)]
+    weights, groups = np.unique(factors.weights, return_inverse=True)
+    members = [_members(groups, c) for c in (factors.x, factors.harmonics, terms.entries)]
     sizes = np.stack([m.counts for m in members], axis=1)
     need((sizes[:, 1] > 1).any())
-    found = np.zeros(weights.size)
+    table_factors = np.zeros(weights.size)
     for shape in np.unique(sizes, axis=0):
         has_shape = (sizes == shape).all(axis=1)
-        chosen = has_shape[own]
+        chosen = has_shape[groups]
         places = np.cumsum(has_shape) - 1
         numbers = np.zeros((int(has_shape.sum()), *shape))
-        at = (places[own[chosen]], *(m.ranks[chosen] for m in members))
+        at = (places[groups[chosen]], *(m.ranks[chosen] for m in members))
         numbers[at] = terms.coefficients[chosen]
-        found[has_shape] = _factors_of_table(numbers, tolerance)
+        table_factors[has_shape] = _factors_of_table(numbers, tolerance)
     columns = [m.split() for m in members]
     return [
         _Channel(int(w), x, harmonics, out, float(factor))
-        for w, x, harmonics, out, factor in zip(weights, *columns, found, strict=True)
+        for w, x, harmonics, out, factor in zip(weights, *columns, table_factors, strict=True)
     ]
 
 
 def _factors_of_table(numbers: np.ndarray, tolerance: float) -> np.ndarray:
-    """The factor by which the numbers of each channel are those of a Clebsch-Gordan table."""
+    """Returns the factor between the numbers of each channel and a Clebsch-Gordan table."""
     degrees = [(n - 1) // 2 for n in numbers.shape[1:]]
     first, second, third = degrees
     is_odd = all(n % 2 for n in numbers.shape[1:])
@@ -181,23 +183,23 @@ def _factors_of_table(numbers: np.ndarray, tolerance: float) -> np.ndarray:
     if not (is_odd and can_be):
         raise Refusal("a weight of its messages is not that of one channel of a path")
     table = clebsch_gordan(first, second, third)
-    found = np.tensordot(numbers, table, 3)  # the squares of a table add up to one
-    error = np.abs(numbers - found[:, None, None, None] * table).max(axis=(1, 2, 3))
-    if (error > tolerance * np.abs(found)).any():
+    factors = np.tensordot(numbers, table, 3)  # Squares of a table add up to one.
+    error = np.abs(numbers - factors[:, None, None, None] * table).max(axis=(1, 2, 3))
+    if (error > tolerance * np.abs(factors)).any():
         raise Refusal("the numbers of its messages are not those of Clebsch-Gordan tables")
-    return found
+    return factors
 
 
 @dataclass(frozen=True)
 class _Members:
-    """The columns that terms of each group have."""
+    """Columns of the terms of each group."""
 
-    ranks: np.ndarray  # the place of each term's column among those of its group
-    counts: np.ndarray  # their number in each group
-    columns: np.ndarray  # those of all groups, ascending in each
+    ranks: np.ndarray  # Rank of each term's column among those of its group.
+    counts: np.ndarray  # Number of columns in each group.
+    columns: np.ndarray  # Columns of all groups, ascending in each group.
 
     def split(self) -> list[_Columns]:
-        """The columns of each group."""
+        """Returns the columns of each group."""
         parts = np.split(self.columns, np.cumsum(self.counts)[:-1])
         return [tuple(part.tolist()) for part in parts]
 
@@ -211,7 +213,7 @@ def _members(groups: np.ndarray, columns: np.ndarray) -> _Members:
 
 
 def _assembled(channels: Sequence[_Channel], shared: Sequence[int], tolerance: float) -> Coupling:
-    """The tensor product of channels; an entry has all channels that occur in the same paths."""
+    """Builds the tensor product of channels; channels of the same paths are one entry."""
     paths = _paths(channels)
     entries_in = _numbered(tuple(c.x for c in path) for path in paths)
     harmonics = _numbered((path[0].harmonics,) for path in paths)
@@ -245,7 +247,7 @@ def _assembled(channels: Sequence[_Channel], shared: Sequence[int], tolerance: f
 
 
 def _paths(channels: Sequence[_Channel]) -> list[list[_Channel]]:
-    """Channels that differ in rows alone, by rows; paths in the order of their weights.
+    """Groups channels that differ only in their rows into paths.
 
     Rows that occur in different paths are different entries, so a path has those of one entry.
     """
@@ -253,7 +255,7 @@ def _paths(channels: Sequence[_Channel]) -> list[list[_Channel]]:
     kinds = []
     for channel in channels:
         kind = channel.harmonics, len(channel.x), len(channel.out)
-        kinds.append((*kind, times[kind, channel.x]))  # rows may go to several results
+        kinds.append((*kind, times[kind, channel.x]))  # One row may enter several results.
         times[kind, channel.x] += 1
     occurs: dict[_Columns, set[Any]] = {}
     for channel, kind in zip(channels, kinds, strict=True):
@@ -265,14 +267,14 @@ def _paths(channels: Sequence[_Channel]) -> list[list[_Channel]]:
 
 
 def _numbered(entries: Iterable[_Entry]) -> dict[_Entry, int]:
-    """The number of each entry, in the order of their first columns."""
+    """Numbers the entries in the order of their first columns."""
     return {entry: i for i, entry in enumerate(sorted(set(entries)))}
 
 
 def _irreps(entries: Iterable[_Entry]) -> Irreps:
-    """The irreps of entries; parities do not matter for numbers, so all are even."""
-    found = [MulIrrep(len(entry), Irrep((len(entry[0]) - 1) // 2, 1)) for entry in entries]
-    return Irreps(tuple(found))
+    """Returns the irreps of entries; parities do not matter for numbers, so all are even."""
+    irreps = [MulIrrep(len(entry), Irrep((len(entry[0]) - 1) // 2, 1)) for entry in entries]
+    return Irreps(tuple(irreps))
 
 
 def _columns(entries: Iterable[_Entry]) -> np.ndarray:
@@ -280,7 +282,7 @@ def _columns(entries: Iterable[_Entry]) -> np.ndarray:
 
 
 def _check_are_apart(channels: list[_Columns]) -> None:
-    """Raises ``Refusal`` if a column has two places in what a product reads or computes."""
+    """Raises ``Refusal`` if a column occurs twice among the operands or results."""
     columns = [column for channel in set(channels) for column in channel]
     if len(set(columns)) < len(columns) or len(set(channels)) < len(channels):
         raise Refusal("paths of its messages share parts of an entry")

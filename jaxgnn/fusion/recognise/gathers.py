@@ -18,13 +18,13 @@ REDUCTIONS: dict[str, Kind] = {"scatter-add": "sum", "scatter-max": "max", "scat
 
 @dataclass(frozen=True)
 class RowGather:
-    """``table`` read along one axis by a list of ids, as ``table[ids]`` and ``jnp.take`` do."""
+    """Gather of rows along one axis by a list of ids: ``table[ids]``, ``jnp.take``."""
 
-    equation: Equation  # the gather
-    table: Atom  # the array that is read
-    places: Atom  # the variable of the ids, integers [edges, 1]
-    axis: int  # the axis of the table that is read, and of the result that has the edges
-    mode: str  # effect of ids out of range: ``"clip"``, ``"fill"`` or ``"promise"``
+    equation: Equation  # Equation of the gather.
+    table: Atom  # Array that is read.
+    ids: Atom  # Variable of the ids, integers [edges, 1].
+    axis: int  # Axis that ids index in the table, and of edges in the result.
+    mode: str  # Effect of ids out of range: "clip", "fill" or "promise".
 
     @property
     def result(self) -> Any:
@@ -37,12 +37,12 @@ class RowGather:
         return self.table.aval.shape[self.axis]
 
     def read(self, table: Any, places: Any) -> Any:
-        """Rows of another table, read as this gather reads them.
+        """Reads rows of another table by the same gather.
 
         Args:
           table: an array with the same rows along ``axis``; other axes may have other sizes, and
             axes after it may be missing.
-          places: the value of ``places``.
+          places: the value of ``ids``.
         """
         params = self.equation.params
         sizes = [1 if d == self.axis else n for d, n in enumerate(table.shape)]
@@ -57,14 +57,14 @@ class RowGather:
 
 @dataclass(frozen=True)
 class SegmentReduction:
-    """Rows of ``updates`` combined into rows of an array by a list of ids."""
+    """Scatter that combines rows of ``updates`` into segments by a list of ids."""
 
-    equation: Equation  # the scatter
-    base: Atom  # array that the results are combined with; mostly zeros, or infinities
-    places: Atom  # the variable of the ids, integers [edges, 1]
-    updates: Atom  # the rows that are combined
-    axis: int  # the axis of the ids in ``updates`` and of the segments in the result
-    mode: str  # that of a ``RowGather``; ``"fill"`` drops ids out of range
+    equation: Equation  # Equation of the scatter.
+    base: Atom  # Start of the reduction, mostly zeros or infinities.
+    ids: Atom  # Variable of the ids, integers [edges, 1].
+    updates: Atom  # Rows that are combined.
+    axis: int  # Axis of edges in ``updates``, of segments in the result.
+    mode: str  # Effect of ids out of range; "fill" drops them.
     kind: Kind
 
     @property
@@ -75,20 +75,20 @@ class SegmentReduction:
 
 @or_none
 def row_gather(view: View, atom: Atom) -> RowGather:
-    """The gather of whole rows that computes an atom, or None."""
+    """Returns the gather of whole rows that computes an atom, or None."""
     equation = view.match(atom, "gather")
     table, places = equation.invars
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     need(not numbers.operand_batching_dims and not numbers.start_indices_batching_dims)
     axes = numbers.collapsed_slice_dims, numbers.start_index_map, numbers.offset_dims
     axis = _axis_of_ids(table, places, *axes)
-    need(list(sizes) == _with_one_row(table, axis))
+    need(list(sizes) == _one_row_shape(table, axis))
     return RowGather(equation, table, places, axis, _mode(equation))
 
 
 @or_none
 def segment_reduction(equation: Equation) -> SegmentReduction:
-    """The reduction of segments that a scatter performs, or None."""
+    """Returns the reduction of segments that a scatter performs, or None."""
     kind = required(REDUCTIONS.get(equation.primitive.name))
     base, places, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
@@ -96,14 +96,14 @@ def segment_reduction(equation: Equation) -> SegmentReduction:
     window = numbers.update_window_dims
     axes = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, window
     axis = _axis_of_ids(base, places, *axes)
-    need(_with_one_row(updates, axis) == _with_one_row(base, axis))
+    need(_one_row_shape(updates, axis) == _one_row_shape(base, axis))
     return SegmentReduction(equation, base, places, updates, axis, _mode(equation), kind)
 
 
 def _axis_of_ids(
     array: Atom, places: Atom, dropped: Sequence[int], indexed: Sequence[int], kept: Sequence[int]
 ) -> int:
-    """The one axis of an array that ids index, if the other axes keep their places."""
+    """Returns the only axis that ids index; raises ``NoMatch`` if other axes move."""
     need(len(dropped) == 1 and tuple(indexed) == tuple(dropped))
     need(places.aval.ndim == 2 and places.aval.shape[1] == 1)
     axis = int(dropped[0])
@@ -111,7 +111,7 @@ def _axis_of_ids(
     return axis
 
 
-def _with_one_row(array: Atom, axis: int) -> list[int]:
+def _one_row_shape(array: Atom, axis: int) -> list[int]:
     return [1 if d == axis else n for d, n in enumerate(array.aval.shape)]
 
 
@@ -122,8 +122,10 @@ def _mode(equation: Equation) -> str:
 
 
 def is_filled_with(view: View, atom: Atom, value: Any) -> bool:
-    """Whether all entries of an array are ``value``."""
-    while (equation := view.made_by(atom, "broadcast_in_dim", "convert_element_type")) is not None:
+    """Returns whether all entries of an array are ``value``."""
+    while (
+        equation := view.produced_by(atom, "broadcast_in_dim", "convert_element_type")
+    ) is not None:
         atom = equation.invars[0]
-    known = view.value(atom) if atom.aval.size <= 1 else None
-    return known is not None and bool((known == value).all())
+    entries = view.value(atom) if atom.aval.size <= 1 else None
+    return entries is not None and bool((entries == value).all())

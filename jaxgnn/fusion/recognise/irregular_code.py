@@ -22,7 +22,7 @@ _SCATTERS = frozenset(
 )
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "dot_general"))
 _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
-_MOST = 200  # equations that are searched for the gather that a reduction reads
+_MOST = 200  # Most equations that the search for a gather follows.
 _OWN_IDS = "each member of a batch has ids of its own; join the graphs with CSRGraph.batch instead"
 _NO_LOOP = frozenset(("scan", "while", "cond"))
 
@@ -46,7 +46,7 @@ def irregular_code(
 
 
 def _reason(view: View, equation: Equation) -> str | None:
-    """The reason why irregular code stays as it is; None for other code."""
+    """Returns the reason why irregular code is unchanged; None for other code."""
     name = equation.primitive.name
     if name == "gather":
         return _reason_of_gather(view, equation)
@@ -101,26 +101,26 @@ def _reason_of_reduction(view: View, equation: Equation) -> str | None:
         if axes != (1,):
             return None
     for atom in equation.invars:
-        if any(list_gather(view, found) for found in _leading_to(view, atom)):
+        if any(list_gather(view, source) for source in _leading_to(view, atom)):
             return "what is summed over the list is no product of gathered rows and weights"
     return None
 
 
 def _hides_pairs(view: View, reduced: Atom, axes: tuple[int, ...]) -> bool:
-    """Whether a ``where`` with a mask of pairs makes what is reduced along one of their axes."""
-    select = view.made_by(reduced, "select_n")
+    """Returns whether a ``where`` with a mask of all pairs computes the reduced array."""
+    select = view.produced_by(reduced, "select_n")
     if select is None or len(select.invars) != 3 or reduced.aval.ndim < 3 or len(axes) != 1:
         return False
     if not any(view.is_known(case) for case in select.invars[1:]):
         return False
     mask = select.invars[0]
-    while (repeated := view.made_by(mask, "broadcast_in_dim")) is not None:
+    while (repeated := view.produced_by(mask, "broadcast_in_dim")) is not None:
         mask = repeated.invars[0]
     return [n for n in mask.aval.shape if n != 1] == list(reduced.aval.shape[:2]) and axes[0] < 2
 
 
 def _leading_to(view: View, atom: Atom) -> Iterator[Atom]:
-    """An array and those that it is computed of, the nearest first."""
+    """Yields an array and the arrays that it depends on, nearest first."""
     seen, waiting = set(), [atom]
     while waiting and len(seen) < _MOST:
         this = waiting.pop(0)

@@ -12,68 +12,68 @@ from typing import Any, Literal
 from jaxgnn.fusion.program.matching import NoMatch, need, or_none, required
 from jaxgnn.fusion.program.program import Atom, Equation
 from jaxgnn.fusion.program.variables import UnroundedView, View, unrounded
-from jaxgnn.fusion.recognise.products import without_repeats
+from jaxgnn.fusion.recognise.products import strip_repeats
 from jaxgnn.fusion.recognise.templates import row_of
 
-_MOST_STEPS = 20  # products of products have more factors than a normalisation
+_MOST_STEPS = 20  # Depth of products; no normalisation is deeper.
 _REPEATS = "broadcast_in_dim", "reshape", "squeeze"
 
 
 @dataclass(frozen=True)
 class NormOf:
-    """``(y - mean) / sqrt(var + eps) scale + offset``, or ``y / sqrt(mean(y²) + eps)`` of these."""
+    """Normalisation ``(y - mean) / sqrt(var + eps) scale + offset``, or by ``mean(y²)``."""
 
     kind: Literal["layer", "rms"]
     y: Atom
     eps: float
-    scales: tuple[Atom, ...]  # rows or numbers whose product is the scale
+    scales: tuple[Atom, ...]  # Rows or numbers whose product is the scale.
     offset: Atom | None
 
 
 def norm_of(view: View, atom: Atom) -> NormOf | None:
-    """The normalisation over the last axis that computes an atom, or None."""
+    """Returns the normalisation over the last axis that computes an atom, or None."""
     return view.remembered("norm", atom, lambda: _norm_of(unrounded(view), atom))
 
 
 @or_none
 def _norm_of(view: UnroundedView, atom: Atom) -> NormOf:
     need(atom.aval.ndim >= 1)
-    offset, scaled = _without_offset(view, atom)
+    offset, scaled = _split_offset(view, atom)
     factors = _factors(view, scaled, is_inverse=False)
     rows = [(_row_or_number(view, a, atom.aval), inverse) for a, inverse in factors]
     scales = tuple(row for row, inverse in rows if row is not None and not inverse)
     others = [f for f, (row, _) in zip(factors, rows, strict=True) if row is None]
     need(len(others) == 2 and not any(row is not None and inverse for row, inverse in rows))
     for (centred, inverse), root in (others, others[::-1]):
-        found = None if inverse else _statistics(view, centred, root)
-        if found is not None:
-            kind, y, eps = found
+        statistics = None if inverse else _statistics(view, centred, root)
+        if statistics is not None:
+            kind, y, eps = statistics
             return NormOf(kind, view.source(y), eps, scales, offset)
     raise NoMatch
 
 
-def _without_offset(view: UnroundedView, atom: Atom) -> tuple[Atom | None, Atom]:
-    """The row that is added last, if there is one, and the rest."""
-    equation = view.made_by(atom, "add")
+def _split_offset(view: UnroundedView, atom: Atom) -> tuple[Atom | None, Atom]:
+    """Splits an array into the row that is added last, or None, and the rest."""
+    equation = view.produced_by(atom, "add")
     for row, rest in () if equation is None else (equation.invars, equation.invars[::-1]):
-        found = _row_or_number(view, row, atom.aval)
-        if found is not None:
-            return found, rest
+        offset = _row_or_number(view, row, atom.aval)
+        if offset is not None:
+            return offset, rest
     return None, atom
 
 
 def _row_or_number(view: UnroundedView, atom: Atom, like: Any) -> Atom | None:
-    """The row that an array repeats along all axes but the last, or its only number; or None."""
-    inner, _ = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
+    """Returns the row, or the number, that an array repeats; or None."""
+    inner, _ = strip_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
     return inner if inner.aval.size == 1 else row_of(view, atom, like)
 
 
 def _factors(
     view: UnroundedView, atom: Atom, *, is_inverse: bool, depth: int = 0
 ) -> list[tuple[Atom, bool]]:
-    """The factors of a product, with whether it is divided by them; repeats are looked through."""
+    """Lists the factors of a product, with True for divisors; ignores broadcasts."""
     need(depth < _MOST_STEPS)
-    inner, _ = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
+    inner, _ = strip_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
     equation = view.producer(inner)
     name = "" if equation is None else equation.primitive.name
     if equation is None or name not in ("mul", "div"):
@@ -88,7 +88,7 @@ def _factors(
 def _statistics(
     view: UnroundedView, centred: Atom, root: tuple[Atom, bool]
 ) -> tuple[Literal["layer", "rms"], Atom, float]:
-    """The kind of the normalisation, what is normalised, and the number added to the variance."""
+    """Returns the kind of a normalisation, its argument, and its epsilon, or None."""
     atom, inverse = root
     equation = _maker(view, atom)
     need(equation.primitive.name == ("sqrt" if inverse else "rsqrt"))
@@ -98,7 +98,7 @@ def _statistics(
         number = view.number(eps)
         if number is None:
             continue
-        difference = view.made_by(centred, "sub")
+        difference = view.produced_by(centred, "sub")
         if difference is not None and _is_mean(view, difference.invars[1], difference.invars[0]):
             y = difference.invars[0]
             need(_is_variance(view, variance, y))
@@ -111,9 +111,9 @@ def _statistics(
 
 
 def _maker(view: UnroundedView, atom: Atom) -> Equation:
-    """The equation that computes an array; repeats and known choices are looked through."""
+    """Returns the equation that computes an array; ignores broadcasts and known choices."""
     while True:
-        atom, _ = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
+        atom, _ = strip_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
         equation = required(view.producer(atom))
         chosen = _chosen(view, equation)
         if chosen is None:
@@ -122,12 +122,12 @@ def _maker(view: UnroundedView, atom: Atom) -> Equation:
 
 
 def _chosen(view: UnroundedView, equation: Equation) -> Atom | None:
-    """The operand that a known ``where`` takes, or of which ``max`` cuts off what is negative."""
+    """Returns the operand of a known ``where``, or of a maximum with zero; or None."""
     if equation.primitive.name == "select_n":
         which, *cases = equation.invars
-        known = view.value(which) if which.aval.size == 1 or view.is_known(which) else None
-        if known is not None and known.size and (known == known.flat[0]).all():
-            return cases[int(known.flat[0])]
+        choice = view.value(which) if which.aval.size == 1 or view.is_known(which) else None
+        if choice is not None and choice.size and (choice == choice.flat[0]).all():
+            return cases[int(choice.flat[0])]
     if equation.primitive.name == "max":
         for bound, value in (equation.invars, equation.invars[::-1]):
             if _is_zero(view, bound):
@@ -136,12 +136,12 @@ def _chosen(view: UnroundedView, equation: Equation) -> Atom | None:
 
 
 def _is_zero(view: UnroundedView, atom: Atom) -> bool:
-    atom, _ = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
+    atom, _ = strip_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
     return view.number(atom) == 0
 
 
 def _mean(view: UnroundedView, atom: Atom) -> Atom:
-    """The array of which an atom is the mean over the last axis."""
+    """Returns the array of which an atom is the mean over the last axis."""
     equation = _maker(view, atom)
     need(equation.primitive.name in ("div", "mul"))
     total, count = equation.invars
@@ -190,7 +190,7 @@ def _is_mean_square(view: UnroundedView, atom: Atom, values: Atom) -> bool:
 @or_none
 def _is_variance_of(view: UnroundedView, atom: Atom, y: Atom) -> Any:
     equation = _maker(view, atom)
-    if equation.primitive.name == "sub":  # mean(y²) - mean(y)²
+    if equation.primitive.name == "sub":  # The variance is mean(y²) - mean(y)².
         squares, square = equation.invars
         need(_is_mean_square(view, squares, y))
         return need(_is_mean(view, _base_of_square(view, square), y)) or True

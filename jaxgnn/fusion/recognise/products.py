@@ -22,9 +22,10 @@ from jaxgnn.fusion.recognise.edge_lists import Rows
 from jaxgnn.fusion.recognise.gathers import RowGather, is_filled_with, row_gather
 from jaxgnn.fusion.recognise.templates import session_precision
 
-_MOST_STEPS = 100  # powers of powers have more factors than anybody means
-SUMMED = 100  # the label of the first axis that a product of matrices sums over
-IN_RANGE = "products of weights that neither overflow nor underflow"  # for ``Rewrite.assumes``
+_MOST_STEPS = 100  # Most factors that are taken apart; powers of powers have more.
+SUMMED = 100  # Label of the first summed axis of a product of matrices.
+# Text for ``Rewrite.assumes``.
+IN_RANGE = "products of weights that neither overflow nor underflow"
 
 
 Labels = tuple[int | None, ...]
@@ -32,15 +33,15 @@ Labels = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor of an array."""
+    """Factor of an array."""
 
-    atom: Atom  # without axes along which it is only repeated
+    atom: Atom  # Array without the axes along which it is only repeated.
     # For each of its axes the axis of the product that it is; None for an axis of size one. The
     # labels of a factor of an array of edges increase.
     labels: Labels
-    is_inverse: bool = False  # whether the product is divided by it
-    gather: RowGather | None = None  # how it is read from a table, or None
-    depth: int = 0  # the products and quotients that the factor, or its result, goes through
+    is_inverse: bool = False  # True if the product is divided by this factor.
+    gather: RowGather | None = None  # Gather that reads the factor from a table, or None.
+    depth: int = 0  # Number of products and quotients around this factor.
 
     @property
     def axes(self) -> frozenset[int]:
@@ -55,31 +56,31 @@ class Factor:
 
 @dataclass(frozen=True)
 class Mask:
-    """A ``where`` with one condition for each edge, which puts zeros in place of a product."""
+    """``where`` with one condition for each edge that replaces a product by zero."""
 
     condition: Factor
-    kept: int  # the value of the condition at edges that stay
-    depth: int  # the products and quotients that its result goes through
+    kept: int  # Value of the condition at edges that stay.
+    depth: int  # Number of products and quotients around the ``where``.
 
     def is_kept(self, view: View) -> np.ndarray | None:
-        """A mask of the edges that stay, bool [edges], or None if it is not known."""
+        """Returns a mask of the edges that stay, bool [edges], or None if it is not known."""
         value = view.value(self.condition.atom)
         return None if value is None else value.reshape(-1) == self.kept
 
 
 @dataclass
 class Product:
-    """The factors whose product an array of edges is, up to rounding."""
+    """Factors whose product is an array of edges, up to rounding."""
 
     shape: tuple[int, ...]
-    axis: int  # of edges
-    tables: list[Factor] = field(default_factory=list)  # vary along features, are read by row
-    scalars: list[Factor] = field(default_factory=list)  # a number for each edge, or edge and head
-    constants: list[Factor] = field(default_factory=list)  # vary along neither edges nor features
+    axis: int  # Axis of edges.
+    tables: list[Factor] = field(default_factory=list)  # Factors that a list of ids reads by row.
+    scalars: list[Factor] = field(default_factory=list)  # Numbers of edges, or of edges and heads.
+    constants: list[Factor] = field(default_factory=list)  # Factors that are one number.
     others: list[Factor] = field(default_factory=list)
     sign: int = 1
-    steps: int = 0  # number of factors that were expanded
-    masks: list[Mask] | None = None  # of edges that are zero; None if they are not looked for
+    steps: int = 0  # Number of factors that were taken apart.
+    masks: list[Mask] | None = None  # Masks of hidden edges; None if masks are no factors here.
 
     @property
     def edges(self) -> int:
@@ -93,14 +94,14 @@ class Product:
 
     @property
     def is_chain(self) -> bool:
-        """Whether rows of one table are multiplied with one factor after the other."""
+        """Returns whether rows of one table are multiplied with one factor after the other."""
         depths = sorted(f.depth for f in (*self.scalars, *self.constants, *self.others))
         is_chain = depths == list(range(1, 1 + len(depths)))
         return is_chain and [t.depth for t in self.tables] == depths[-1:]
 
     @property
     def has_heads(self) -> bool:
-        """Whether a scalar differs between heads, the axis after that of the edges."""
+        """Returns whether a scalar differs between heads, the axis after that of the edges."""
         return any(self.axis + 1 in factor.axes for factor in self.scalars)
 
     @property
@@ -109,16 +110,16 @@ class Product:
         if self.width == 1:
             return frozenset()
         if self.axis == 0 and len(self.shape) == 3 and self.shape[2] > 1:
-            return frozenset((0, 1))  # a weight for each head
+            return frozenset((0, 1))  # A weight may differ between heads.
         return frozenset((self.axis,))
 
 
-def before_merge(view: View, atom: Atom, axis: int) -> Atom:
+def unmerged(view: View, atom: Atom, axis: int) -> Atom:
     """Returns an array of edges before a reshape merged axes of features, such as those of heads.
 
     ``axis`` is its axis of edges.
     """
-    while (merged := view.made_by(atom, "reshape")) is not None:
+    while (merged := view.produced_by(atom, "reshape")) is not None:
         inner = merged.invars[0]
         kept = inner.aval.shape[: axis + 1] == atom.aval.shape[: axis + 1]
         if not kept or inner.aval.ndim <= atom.aval.ndim:
@@ -135,74 +136,76 @@ def product_of(view: View, atom: Atom, axis: int, *, has_masks: bool = False) ->
     recognise. With ``has_masks``, ``where(mask, a, 0)`` with a mask of edges is followed, too: the
     product is that of the edges that the masks keep.
     """
-    found = Product(tuple(atom.aval.shape), axis, masks=[] if has_masks else None)
-    _take_apart(view, atom, found, is_inverse=False, depth=0)
-    return found
+    product = Product(tuple(atom.aval.shape), axis, masks=[] if has_masks else None)
+    _take_apart(view, atom, product, is_inverse=False, depth=0)
+    return product
 
 
-def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> None:
-    """Sorts the factors of an array that has the shape of the product, or is one number."""
-    factor = _factor(view, atom, found, is_inverse=is_inverse, depth=depth)
+def _take_apart(view: View, atom: Atom, product: Product, *, is_inverse: bool, depth: int) -> None:
+    """Adds the factors of an array to a product; the array has its shape, or is a number."""
+    factor = _factor(view, atom, product, is_inverse=is_inverse, depth=depth)
     if not factor.axes:
-        found.constants.append(factor)
+        product.constants.append(factor)
         return
-    if factor.axes <= found.scalar_axes:
-        found.scalars.append(factor)
+    if factor.axes <= product.scalar_axes:
+        product.scalars.append(factor)
         return
     if factor.gather is not None and not is_inverse:
-        found.tables.append(factor)
+        product.tables.append(factor)
         return
     equation = view.producer(factor.atom)
     name = "" if equation is None else equation.primitive.name
-    found.steps += 1
-    is_whole = found.shape == tuple(factor.atom.aval.shape) and found.steps < _MOST_STEPS
+    product.steps += 1
+    is_whole = product.shape == tuple(factor.atom.aval.shape) and product.steps < _MOST_STEPS
     if equation is None or not is_whole:
-        found.others.append(factor)
+        product.others.append(factor)
     elif name == "mul":
         for part in equation.invars:
-            _take_apart(view, part, found, is_inverse=is_inverse, depth=depth + 1)
-    elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], found):
+            _take_apart(view, part, product, is_inverse=is_inverse, depth=depth + 1)
+    elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], product):
         for part, divides in zip(equation.invars, (False, True), strict=True):
-            _take_apart(view, part, found, is_inverse=divides, depth=depth + 1)
-    elif found.masks is not None and (mask := _mask_of(view, equation, found, depth)) is not None:
-        found.masks.append(mask)
+            _take_apart(view, part, product, is_inverse=divides, depth=depth + 1)
+    elif (
+        product.masks is not None and (mask := _mask_of(view, equation, product, depth)) is not None
+    ):
+        product.masks.append(mask)
         kept = equation.invars[1 + mask.kept]
-        _take_apart(view, kept, found, is_inverse=is_inverse, depth=depth)
+        _take_apart(view, kept, product, is_inverse=is_inverse, depth=depth)
     elif name == "neg" or (name == "convert_element_type" and _widens(equation)):
-        found.sign = -found.sign if name == "neg" else found.sign
-        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
+        product.sign = -product.sign if name == "neg" else product.sign
+        _take_apart(view, equation.invars[0], product, is_inverse=is_inverse, depth=depth)
     else:
-        found.others.append(factor)
+        product.others.append(factor)
 
 
-def without_masked(view: View, atom: Atom, axis: int, start: float) -> tuple[Atom, Product]:
-    """An array of edges before a ``where`` set some to a number, and a product with the masks."""
-    found = Product(tuple(atom.aval.shape), axis, masks=(masks := []))
+def split_masks(view: View, atom: Atom, axis: int, start: float) -> tuple[Atom, Product]:
+    """Strips each ``where`` that sets some edges to a number; returns the array and masks."""
+    product = Product(tuple(atom.aval.shape), axis, masks=(masks := []))
     while (equation := view.producer(atom)) is not None:
-        mask = _mask_of(view, equation, found, depth=0, hidden=start)
+        mask = _mask_of(view, equation, product, depth=0, hidden=start)
         if mask is None:
             break
         masks.append(mask)
         atom = equation.invars[1 + mask.kept]
-    return atom, found
+    return atom, product
 
 
 def _mask_of(
-    view: View, equation: Equation, found: Product, depth: int, hidden: float = 0.0
+    view: View, equation: Equation, product: Product, depth: int, hidden: float = 0.0
 ) -> Mask | None:
-    """The mask of a ``where`` that sets some edges to ``hidden``, or None."""
+    """Returns the mask of a ``where`` that sets some edges to ``hidden``, or None."""
     if equation.primitive.name != "select_n" or len(equation.invars) != 3:
         return None
     test, *cases = equation.invars
     are_hidden = [is_filled_with(view, case, hidden) for case in cases]
-    condition = _factor(view, test, found, is_inverse=False, depth=0)
-    if are_hidden[0] == are_hidden[1] or condition.axes != {found.axis}:
+    condition = _factor(view, test, product, is_inverse=False, depth=0)
+    if are_hidden[0] == are_hidden[1] or condition.axes != {product.axis}:
         return None
     return Mask(condition, are_hidden.index(False), depth)
 
 
-def _is_scalar(view: View, atom: Atom, found: Product) -> bool:
-    return _factor(view, atom, found, is_inverse=True, depth=0).axes <= found.scalar_axes
+def _is_scalar(view: View, atom: Atom, product: Product) -> bool:
+    return _factor(view, atom, product, is_inverse=True, depth=0).axes <= product.scalar_axes
 
 
 def _widens(equation: Any) -> bool:
@@ -211,15 +214,16 @@ def _widens(equation: Any) -> bool:
     return old == new or bool(are_floats and jnp.finfo(new).bits >= jnp.finfo(old).bits)
 
 
-def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> Factor:
-    """An atom without the axes along which it is only repeated."""
+def _factor(view: View, atom: Atom, product: Product, *, is_inverse: bool, depth: int) -> Factor:
+    """Returns an atom as a factor, without the axes along which it is only repeated."""
     kinds = "broadcast_in_dim", "reshape", "squeeze"
-    atom, labels = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *kinds)
+    atom, labels = strip_repeats(view, atom, tuple(range(atom.aval.ndim)), *kinds)
     gather = row_gather(view, atom)
-    is_whole = found.shape == tuple(atom.aval.shape)  # so that each axis is that of the product
-    if gather is not None and (gather.axis != found.axis or not is_whole):
+    # Each axis is then the same axis of the product.
+    is_whole = product.shape == tuple(atom.aval.shape)
+    if gather is not None and (gather.axis != product.axis or not is_whole):
         gather = None
-    return Factor(atom, unless_one(labels, atom), is_inverse, gather, depth)
+    return Factor(atom, drop_unit_labels(labels, atom), is_inverse, gather, depth)
 
 
 def values_of(factors: Sequence[Factor], values: Values, rank: int) -> Any:
@@ -227,16 +231,16 @@ def values_of(factors: Sequence[Factor], values: Values, rank: int) -> Any:
 
     It has ones for axes that it does not vary along. Floats of 16 bits are multiplied in float32.
     """
-    made = None
+    product = None
     for factor in factors:
         array = jnp.asarray(values[factor.atom])
         is_short = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
         array = factor.placed(array.astype(jnp.float32) if is_short else array, rank)
         if factor.is_inverse:
-            made = 1 / array if made is None else made / array
+            product = 1 / array if product is None else product / array
         else:
-            made = array if made is None else made * array
-    return made
+            product = array if product is None else product * array
+    return product
 
 
 def multiplied(x: Any, factors: Sequence[Factor], values: Values, rank: int) -> Any:
@@ -252,9 +256,9 @@ def multiplied(x: Any, factors: Sequence[Factor], values: Values, rank: int) -> 
 
 
 def rows_behind(view: View, product: Product, rows: Rows) -> Rows:
-    """The segment of each edge, -1 also where a mask of the product makes it zero.
+    """Returns the segment of each edge, and -1 for edges that a mask of the product hides.
 
-    Such an edge is dropped, so that nothing of it reaches the sum: zero times a number that is not
+    Hidden edges are dropped from the sum, since zero times a number that is not
     finite would be NaN. Raises ``Refusal`` if a mask is not known.
     """
     for mask in product.masks or ():
@@ -268,22 +272,23 @@ def rows_behind(view: View, product: Product, rows: Rows) -> Rows:
 
 
 def hides_more(rows: Rows, others: Rows) -> bool:
-    """Whether some edges are dropped in ``rows`` and not in ``others``."""
+    """Returns whether some edges are dropped in ``rows`` and not in ``others``."""
     if not (isinstance(rows, np.ndarray) and isinstance(others, np.ndarray)):
         return False
     return bool((rows[others >= 0] < 0).any())
 
 
-BEHIND_MASKS = "finite weights at the edges that a mask has made zero before"  # for ``assumes``
+# Text for ``Rewrite.assumes``.
+BEHIND_MASKS = "finite weights at the edges that a mask has made zero before"
 
 
 def assumed_of_masks(product: Product) -> tuple[str, ...]:
-    """Conditions under which masked edges may be dropped: zero times a weight has to be zero."""
+    """Lists the conditions for dropping masked edges: zero times a weight has to be zero."""
     return (BEHIND_MASKS,) if any(mask.depth > 0 for mask in product.masks or ()) else ()
 
 
 def leaves_range(factors: Sequence[Factor], values: Values, product: np.ndarray) -> bool:
-    """Whether a product of known numbers, of ``values_of``, leaves the range of its factors."""
+    """Returns whether a product of known numbers overflows or underflows."""
     if len(factors) < 2 and not any(factor.is_inverse for factor in factors):
         return False
     is_normal = np.isfinite(product) & (np.abs(product) >= np.finfo(product.dtype).tiny)
@@ -297,10 +302,10 @@ def leaves_range(factors: Sequence[Factor], values: Values, product: np.ndarray)
     return bool(are_normal.any())
 
 
-def only_widen(view: View, constants: Sequence[Factor]) -> bool:
-    """Whether constants are known, finite and at least one, so that sums may be made before them.
+def all_widen(view: View, constants: Sequence[Factor]) -> bool:
+    """Returns whether all constants are known, finite and at least one in magnitude.
 
-    What is multiplied by them is the smaller one, so it overflows only if the product does.
+    A sum before such a factor is smaller, so it overflows only if the product does.
     """
     numbers = [(view.number(c.atom), c.is_inverse) for c in constants]
     return all(
@@ -309,9 +314,7 @@ def only_widen(view: View, constants: Sequence[Factor]) -> bool:
     )
 
 
-def without_repeats(
-    view: View, atom: Atom, labels: Labels, *primitives: str
-) -> tuple[Atom, Labels]:
+def strip_repeats(view: View, atom: Atom, labels: Labels, *primitives: str) -> tuple[Atom, Labels]:
     """Returns the array before axes were moved, added and repeated, and the labels of its axes.
 
     Sizes do not say which axis is which, as those of two axes may be equal: each axis is followed
@@ -325,7 +328,7 @@ def without_repeats(
         ``"reshape"`` and ``"squeeze"``, which keep the order of the axes, and ``"transpose"``. A
         reshape is looked through if it only adds or removes axes of size one.
     """
-    while (equation := view.made_by(atom, *primitives)) is not None:
+    while (equation := view.produced_by(atom, *primitives)) is not None:
         of_operand = _FOLLOWED[equation.primitive.name](equation, labels)
         if of_operand is None:
             break
@@ -334,7 +337,7 @@ def without_repeats(
 
 
 def span_of(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The begin and end of a slice, or of a part of a split array, in the array."""
+    """Returns the begin and end of a slice, or of a part of a split array."""
     params, shape = equation.params, equation.invars[0].aval.shape
     if equation.primitive.name == "slice":
         return tuple(params["start_indices"]), tuple(params["limit_indices"])
@@ -346,24 +349,24 @@ def span_of(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int
     return tuple(begins), tuple(ends)
 
 
-def unless_one(labels: Labels, atom: Atom) -> Labels:
+def drop_unit_labels(labels: Labels, atom: Atom) -> Labels:
     """Returns the labels of the axes of an array, with None for those of size one."""
     sizes = zip(labels, atom.aval.shape, strict=True)
     return tuple(None if n == 1 else label for label, n in sizes)
 
 
-def _of_broadcast(equation: Any, labels: Labels) -> Labels:
+def _broadcast_labels(equation: Any, labels: Labels) -> Labels:
     inner, outer = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     dims = zip(equation.params["broadcast_dimensions"], inner, strict=True)
     return tuple(labels[d] if size == outer[d] else None for d, size in dims)
 
 
-def _of_transpose(equation: Any, labels: Labels) -> Labels:
+def _transposed_labels(equation: Any, labels: Labels) -> Labels:
     places = dict(zip(equation.params["permutation"], labels, strict=True))
     return tuple(places[d] for d in range(len(labels)))
 
 
-def _of_reshape(equation: Any, labels: Labels) -> Labels | None:
+def _reshaped_labels(equation: Any, labels: Labels) -> Labels | None:
     """Labels of the operand, whose axes of other sizes than one are those of the result."""
     inner, outer = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     if [n for n in inner if n != 1] != [n for n in outer if n != 1]:
@@ -373,43 +376,44 @@ def _of_reshape(equation: Any, labels: Labels) -> Labels | None:
 
 
 _FOLLOWED = {
-    "broadcast_in_dim": _of_broadcast,
-    "transpose": _of_transpose,
-    "reshape": _of_reshape,
-    "squeeze": _of_reshape,
+    "broadcast_in_dim": _broadcast_labels,
+    "transpose": _transposed_labels,
+    "reshape": _reshaped_labels,
+    "squeeze": _reshaped_labels,
 }
 
 
 @or_none
 def contraction_of(view: View, atom: Atom) -> tuple[Factor, Factor]:
-    """The two arrays whose products are summed over the axes that an array does not have, or None.
+    """Returns the two factors of a product of matrices or a sum of products, or None.
 
-    It is a product of matrices or a sum of products. Labels of the factors are those of the axes of
+    The sum is over the axes that the result lacks. Labels of the factors are those of the axes of
     the result, which are numbered from zero, and other ones for the axes that are summed.
 
     A product of matrices has the precision of the session, and its arrays have the type of the
     result.
     """
     labels: Labels = tuple(range(atom.aval.ndim))
-    atom, labels = without_repeats(view, atom, labels, "transpose")
+    atom, labels = strip_repeats(view, atom, labels, "transpose")
     equation = view.match(atom, "dot_general", "mul", "reduce_sum")
     if equation.primitive.name == "dot_general":
-        return _of_dot(view, equation, labels)
+        return _dot_factors(view, equation, labels)
     if equation.primitive.name == "mul":
-        return _of_product(view, equation, labels)
+        return _product_factors(view, equation, labels)
     product = view.match(equation.invars[0], "mul")
     axes, kept = equation.params["axes"], iter(labels)
     shape = product.outvars[0].aval.shape
     inner = tuple(len(labels) + d if d in axes else next(kept) for d in range(len(shape)))
-    made = _of_product(view, product, inner)
-    named = {label for factor in made for label in factor.labels}
-    need(all(shape[d] == 1 or inner[d] in named for d in axes))  # a sum of repeats is a multiple
-    return made
+    factors = _product_factors(view, product, inner)
+    named = {label for factor in factors for label in factor.labels}
+    # A sum of repeats would be a multiple.
+    need(all(shape[d] == 1 or inner[d] in named for d in axes))
+    return factors
 
 
 @or_none
 def matrix_product_of(view: View, atom: Atom) -> tuple[Factor, Factor] | None:
-    """The array [edges, features] and the matrix whose product an array [edges, dim] is, or None.
+    """Returns the array [edges, features] and the matrix whose product is an atom, or None.
 
     The matrix is [features, dim], with 1 as its last label, or [dim, features]. All have one dtype.
     """
@@ -423,7 +427,7 @@ def matrix_product_of(view: View, atom: Atom) -> tuple[Factor, Factor] | None:
     return None
 
 
-def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor]:
+def _dot_factors(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor]:
     types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
     need(equation.params["precision"] == session_precision() and len(types) == 1)
     (of_left, of_right), (batch_left, batch_right) = equation.params["dimension_numbers"]
@@ -434,19 +438,22 @@ def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Fac
     for a, b in zip(of_left, of_right, strict=True):
         names[0][a] = names[1][b] = next(summed)
     pairs = list(zip(names, equation.invars, strict=True))
-    for known, atom in pairs:
-        known.update((d, next(free)) for d in range(atom.aval.ndim) if d not in known)
+    for labels_by_axis, atom in pairs:
+        labels_by_axis.update(
+            (d, next(free)) for d in range(atom.aval.ndim) if d not in labels_by_axis
+        )
     first, second = (
-        _without_repeats(view, a, tuple(known[d] for d in range(a.aval.ndim))) for known, a in pairs
+        _bare_factor(view, a, tuple(labels_by_axis[d] for d in range(a.aval.ndim)))
+        for labels_by_axis, a in pairs
     )
     return first, second
 
 
-def _of_product(view: View, product: Equation, labels: Labels) -> tuple[Factor, Factor]:
-    first, second = (_without_repeats(view, a, labels[: a.aval.ndim]) for a in product.invars)
+def _product_factors(view: View, product: Equation, labels: Labels) -> tuple[Factor, Factor]:
+    first, second = (_bare_factor(view, a, labels[: a.aval.ndim]) for a in product.invars)
     return first, second
 
 
-def _without_repeats(view: View, atom: Atom, labels: Labels) -> Factor:
-    """The array before axes were added and moved."""
-    return Factor(*without_repeats(view, atom, labels, "broadcast_in_dim", "transpose"))
+def _bare_factor(view: View, atom: Atom, labels: Labels) -> Factor:
+    """Returns an array as a factor, before axes were added and moved."""
+    return Factor(*strip_repeats(view, atom, labels, "broadcast_in_dim", "transpose"))

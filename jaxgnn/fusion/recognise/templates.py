@@ -32,22 +32,22 @@ from jaxgnn.graph import is_concrete
 
 
 def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
-    """The atom at the input of a template if an atom matches it, or None.
+    """Matches an atom with a template; returns the atom at the template's input, or None.
 
     A template is the program of a function of one array, with one result.
     """
     makers = {v: e for e in template.equations for v in e.outvars}
-    found: dict[Any, Atom] = {}
+    matched: dict[Any, Atom] = {}
 
     def matches(pattern: Atom, actual: Atom) -> bool:
         if not is_variable(pattern):
             return not is_variable(actual) and _same_literal(pattern, actual)
-        if pattern in found:
-            return found[pattern] is actual
+        if pattern in matched:
+            return matched[pattern] is actual
         if not is_variable(actual):
             return False
         wanted, equation = makers.get(pattern), view.producer(actual)
-        found[pattern] = actual
+        matched[pattern] = actual
         if wanted is None:
             return pattern.aval.shape == actual.aval.shape
         return (
@@ -59,22 +59,22 @@ def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
             and all(map(matches, wanted.invars, equation.invars))
         )
 
-    return found.get(template.inputs[0]) if matches(template.outputs[0], atom) else None
+    return matched.get(template.inputs[0]) if matches(template.outputs[0], atom) else None
 
 
 @functools.lru_cache(maxsize=1024)
 def template(
     function: Callable[..., Any], shape: tuple[int, ...], dtype: str, *options: Any
 ) -> Program:
-    """The program of a function of an array of this type and of options."""
+    """Returns the program of a function of an array of this type and of options."""
     like = jax.ShapeDtypeStruct(shape, dtype)
-    return Program.of(jax.make_jaxpr(lambda x: function(x, *options))(like))
+    return Program.from_jaxpr(jax.make_jaxpr(lambda x: function(x, *options))(like))
 
 
 def form_of(
     view: View, atom: Atom, forms: Sequence[Callable[..., Any]], *options: Any
 ) -> tuple[Atom, int] | None:
-    """The argument of the form that computes an atom, and the form's position; or None."""
+    """Returns the argument of the form that computes an atom, and the form's position; or None."""
     for i, form in enumerate(forms):
         wanted = template(form, tuple(atom.aval.shape), str(atom.aval.dtype), *options)
         argument = argument_of(view, atom, wanted)
@@ -84,7 +84,7 @@ def form_of(
 
 
 def calls_the_same(one: Equation, other: Equation) -> bool:
-    """Whether two equations do the same with any operands, and return arrays of one type.
+    """Returns whether two equations compute the same function of their operands.
 
     Loops with separate bodies match if all equations of the bodies do the same.
     """
@@ -95,8 +95,8 @@ def calls_the_same(one: Equation, other: Equation) -> bool:
 
 
 def _does_the_same(one: Equation, other: Equation) -> bool:
-    """Whether equations of one primitive do the same, and have the same derivative if given."""
-    if one.primitive.name == "custom_jvp_call":  # each call of a function has its own parameters
+    """Returns whether equations of one primitive have equal parameters and derivatives."""
+    if one.primitive.name == "custom_jvp_call":  # Each call of one function has other parameters.
         return _derivative(one) == _derivative(other)
     if one.params.keys() != other.params.keys():
         return False
@@ -111,12 +111,12 @@ def _same_parameter(one: Any, other: Any) -> bool:
     keys = key_of_param(one), key_of_param(other)
     try:
         return hash(keys[0]) == hash(keys[1]) and keys[0] == keys[1]
-    except TypeError:  # an array, which may be large
+    except TypeError:  # The parameter is an array, which may be large.
         return one is other
 
 
 def _same_body(one: Any, other: Any) -> bool:
-    """Whether two jaxprs have the same equations, in the same order, and the same constants."""
+    """Returns whether two jaxprs have the same equations in one order, and constants."""
     jaxprs = [getattr(body, "jaxpr", body) for body in (one, other)]
     constants = [getattr(body, "consts", ()) for body in (one, other)]
     first, second = jaxprs
@@ -124,14 +124,14 @@ def _same_body(one: Any, other: Any) -> bool:
         return False
     if any(a is not b for a, b in zip(*constants, strict=False)):
         return False
-    found: dict[Any, Any] = {}
+    counterparts: dict[Any, Any] = {}
 
     def defined(left: list[Any], right: list[Any]) -> bool:
-        found.update(zip(left, right, strict=False))
+        counterparts.update(zip(left, right, strict=False))
         return [str(v.aval) for v in left] == [str(v.aval) for v in right]
 
     def read(left: Any, right: Any) -> bool:
-        return found[left] is right if is_variable(left) else reads_the_same(left, right)
+        return counterparts[left] is right if is_variable(left) else reads_the_same(left, right)
 
     def same(left: Equation, right: Equation) -> bool:
         is_same = not left.effects and len(left.invars) == len(right.invars)
@@ -149,7 +149,7 @@ def _same_literal(pattern: Atom, actual: Atom) -> bool:
 
 
 def _derivative(equation: Equation) -> tuple[Any, ...]:
-    """The program of a function and of its forward derivative, traced once for each function.
+    """Returns keys of a function and of its forward derivative; traces each function once.
 
     Its text does not include the constants that it reads, so their keys are added.
     """
@@ -178,15 +178,15 @@ def _traced_derivative(equation: Equation) -> tuple[Any, ...]:
         half = len(arrays) // 2
         return jax.jvp(run, arrays[:half], arrays[half:])
 
-    made = Program.of(jax.make_jaxpr(both)(*types, *types))
-    values = made.constants.values()
+    program = Program.from_jaxpr(jax.make_jaxpr(both)(*types, *types))
+    values = program.constants.values()
     keys = (digest(v) if is_concrete(v) and is_plain(v) else id(v) for v in values)
-    return str(made.closed()), *keys
+    return str(program.closed()), *keys
 
 
 # Formulae of the activations of this library's ops in plain JAX.
 _WRITTEN: tuple[tuple[ops.Activation, Callable[[Any], Any]], ...] = (
-    ("relu", jax.nn.relu),  # the derivative of jnp.maximum(x, 0) is another one at zero
+    ("relu", jax.nn.relu),  # jnp.maximum(x, 0) has another derivative at zero.
     ("gelu", jax.nn.gelu),
     ("gelu_exact", functools.partial(jax.nn.gelu, approximate=False)),
     ("silu", jax.nn.silu),
@@ -198,13 +198,13 @@ _WRITTEN: tuple[tuple[ops.Activation, Callable[[Any], Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class Linear:
+class DenseLayer:
     """``x @ kernel + bias`` along the last axis."""
 
     x: Atom
-    kernel: Atom  # [in, out]
-    bias: Atom | None  # ``out`` numbers and axes of size one
-    is_transposed: bool  # whether the kernel is [out, in]
+    kernel: Atom  # Matrix [in, out], or [out, in] if it is transposed.
+    bias: Atom | None  # Array of ``out`` numbers and axes of size one.
+    is_transposed: bool  # True if the kernel is [out, in].
 
     @property
     def inputs(self) -> list[Atom]:
@@ -212,85 +212,87 @@ class Linear:
         return [self.kernel] if self.bias is None else [self.kernel, self.bias]
 
     def parameters(self, values: Values) -> tuple[Any, Any]:
-        """The kernel as [in, out] and the bias as [out]."""
+        """Returns the kernel as [in, out] and the bias as [out]."""
         kernel = values[self.kernel]
         bias = None if self.bias is None else values[self.bias].reshape(-1)
         return kernel.T if self.is_transposed else kernel, bias
 
 
-def linear_of(view: View, atom: Atom) -> Linear | None:
-    """The product with a matrix, and the sum with a bias, that compute an atom, or None."""
-    return view.remembered("linear", atom, lambda: _linear_of(view, atom))
+def dense_layer_of(view: View, atom: Atom) -> DenseLayer | None:
+    """Returns the dense layer that computes an atom, or None."""
+    return view.remembered("linear", atom, lambda: _dense_layer_of(view, atom))
 
 
-def _linear_of(view: View, atom: Atom) -> Linear | None:
-    equation = view.made_by(atom, "add")
+def _dense_layer_of(view: View, atom: Atom) -> DenseLayer | None:
+    equation = view.produced_by(atom, "add")
     if equation is None:
         return _product_of(view, atom, None)
     for product, added in (equation.invars, equation.invars[::-1]):
         bias = row_of(view, added, atom.aval)
-        made = None if bias is None else _product_of(view, product, bias)
-        if made is not None:
-            return made
+        layer = None if bias is None else _product_of(view, product, bias)
+        if layer is not None:
+            return layer
     return None
 
 
 @or_none
-def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear:
+def _product_of(view: View, atom: Atom, bias: Atom | None) -> DenseLayer:
     equation = view.match(atom, "dot_general")
     x, kernel = equation.invars
     need(is_matrix_product(equation) and x.aval.dtype == kernel.aval.dtype == atom.aval.dtype)
-    need(equation.params["precision"] == session_precision())  # ops use it
-    return Linear(x, kernel, bias, is_transposed=is_transposed(equation))
+    need(equation.params["precision"] == session_precision())  # Ops use the session's precision.
+    return DenseLayer(x, kernel, bias, is_transposed=is_transposed(equation))
 
 
 def is_matrix_product(dot: Equation) -> bool:
-    """Whether a ``dot_general`` is a product along the last axis of an array with a matrix."""
+    """Returns whether a ``dot_general`` multiplies the last axis of an array by a matrix."""
     x, kernel = dot.invars
     (of_x, _), batch = dot.params["dimension_numbers"]
     return kernel.aval.ndim == 2 and not any(batch) and tuple(of_x) == (x.aval.ndim - 1,)
 
 
 def is_transposed(dot: Equation) -> bool:
-    """Whether the matrix of a product is [out, in]."""
+    """Returns whether the matrix of a product is [out, in]."""
     return tuple(dot.params["dimension_numbers"][0][1]) == (1,)
 
 
 def chain_of(
     view: View, atom: Atom, *, is_private: bool = False
-) -> tuple[list[Linear], ops.Activation | None]:
-    """The layers that compute an atom, the first one first, and the activation between all.
+) -> tuple[list[DenseLayer], ops.Activation | None]:
+    """Returns the layers that compute an atom, first layer first, and their activation.
 
-    If they are to be private, nothing else reads the values between them.
+    With ``is_private``, nothing else may read the values between the layers.
     """
-    layers: list[Linear] = []
+    layers: list[DenseLayer] = []
     activation = None
-    while (layer := linear_of(view, atom)) is not None:
+    while (layer := dense_layer_of(view, atom)) is not None:
         layers.insert(0, layer)
         inner = activation_of(view, layer.x)
         if inner is None or activation not in (None, inner[1]):
             break
-        if linear_of(view, inner[0]) is None or (is_private and not view.is_read_once(layer.x)):
+        if dense_layer_of(view, inner[0]) is None or (
+            is_private and not view.is_read_once(layer.x)
+        ):
             break
         atom, activation = inner
     return layers, activation
 
 
 def session_precision() -> Any:
-    """The precision of a product without an explicit precision."""
+    """Returns the precision of a product without an explicit precision."""
     return _precision_under(jax.config.jax_default_matmul_precision)
 
 
 @functools.lru_cache(maxsize=16)
 def _precision_under(default: Any) -> Any:
-    """The precision that JAX writes into a product while its option has the value ``default``."""
+    """Returns the precision of a product under a default precision of the session."""
     like = jax.ShapeDtypeStruct((1, 1), "float32")
     return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]
 
 
 @or_none
 def row_of(view: View, atom: Atom, like: Any) -> Atom:
-    """The row that an array repeats along all axes but the last, or None."""
+    """Returns the row that an array repeats along all axes but the last, or None."""
     need(like.ndim > 0)
     width = like.shape[-1]
     while atom.aval.size != width or atom.aval.shape[-1:] != (width,):
@@ -302,7 +304,7 @@ def row_of(view: View, atom: Atom, like: Any) -> Atom:
 
 
 def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
-    """The argument and the name of the activation that computes an atom, or None."""
+    """Returns the argument and the name of the activation that computes an atom, or None."""
     return view.remembered("activation", atom, lambda: _activation_of(view, atom))
 
 
@@ -312,13 +314,13 @@ def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation]:
     equation = required(view.producer(atom))
     for name, function in _WRITTEN:
         if _last_primitive(function) is equation.primitive:
-            found = form_of(view, atom, [function])
-            if found is not None:
-                return found[0], name
+            match = form_of(view, atom, [function])
+            if match is not None:
+                return match[0], name
     raise NoMatch
 
 
 @functools.cache
 def _last_primitive(function: Callable[[Any], Any]) -> Any:
-    """The primitive that computes the result of an activation, for arrays of any type."""
+    """Returns the primitive that computes the result of an activation, for arrays of any type."""
     return template(function, (1,), "float32").equations[-1].primitive

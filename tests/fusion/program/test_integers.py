@@ -104,7 +104,7 @@ def test_gathers_and_scatters_give_what_jax_gives(name):
 
 def _compared(function, operands) -> set[str]:
     """Compares each equation with JAX; returns the names of those that NumPy evaluates."""
-    program = Program.of(jax.make_jaxpr(function)(*operands))
+    program = Program.from_jaxpr(jax.make_jaxpr(function)(*operands))
     values = {**program.constants, **dict(zip(program.inputs, operands, strict=True))}
     names = set()
     for equation in program.equations:

@@ -174,7 +174,7 @@ def _var(x):
 def test_norms_of_libraries_are_recognised_and_others_are_not(name, dtype):
     make, kind = NORMS[name]
     with jax.numpy_dtype_promotion("standard"):  # libraries rely on it
-        program = Program.of(jax.make_jaxpr(make())(jnp.ones((5, WIDTH), dtype)))
+        program = Program.from_jaxpr(jax.make_jaxpr(make())(jnp.ones((5, WIDTH), dtype)))
     found = norm_of(View(program, {}), program.outputs[0])
     assert (found and found.kind) == kind
     if found is not None:
