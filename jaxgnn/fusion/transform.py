@@ -164,26 +164,26 @@ def index_inputs(program: Program) -> set[int]:
     """Returns the positions of the inputs that ids of gathers and segments depend on."""
     view = View(program, {})
     positions = {v: i for i, v in enumerate(program.inputs)}
-    return {positions[v] for atom in _places(view, program) for v in view.roots(atom)}
+    return {positions[v] for atom in _id_atoms(view, program) for v in view.roots(atom)}
 
 
-def _places(view: View, program: Program) -> list[Atom]:
-    places: list[Atom] = []
+def _id_atoms(view: View, program: Program) -> list[Atom]:
+    ids: list[Atom] = []
     for equation in program.equations:
         reduction = segment_reduction(equation)
         if reduction is not None:
-            places.append(reduction.ids)
+            ids.append(reduction.ids)
         result = equation.outvars[0] if equation.outvars else None
         gather = result and (row_gather(view, result) or list_gather(view, result))
         if gather is not None:
-            places.append(gather.ids)
+            ids.append(gather.ids)
         if equation.primitive.name in ("bcoo_dot_general", "bcsr_dot_general"):
-            places += equation.invars[1:-1]
+            ids += equation.invars[1:-1]
         for body in bodies_of(equation):
             inner = Program.from_jaxpr(body.closed)
             of_inner = index_inputs(inner)
-            places += [a for i, a in enumerate(body.fixed) if i in of_inner and is_variable(a)]
-    return places
+            ids += [a for i, a in enumerate(body.fixed) if i in of_inner and is_variable(a)]
+    return ids
 
 
 def _names(effects: Any) -> str:

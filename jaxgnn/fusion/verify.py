@@ -144,7 +144,7 @@ def _noisy(program: Program) -> Callable[..., list[Any]]:
     The errors are slices of one array of random numbers, each from another offset.
     """
     variables = [*program.inputs, *(v for e in program.equations for v in e.outvars)]
-    places = {v: (37 * i) % _PLACES for i, v in enumerate(variables)}
+    offsets = {v: (37 * i) % _PLACES for i, v in enumerate(variables)}
     size = _PLACES + max((v.aval.size for v in variables if _is_float(v.aval)), default=0)
 
     def run(key: Any, *arrays: Any) -> list[Any]:
@@ -152,7 +152,7 @@ def _noisy(program: Program) -> Callable[..., list[Any]]:
         errors, place = _SIZE * numbers, (numbers[0] + 1) / 2
 
         def wrong(variable: Any, array: Any) -> Any:
-            return _wrong(errors, places[variable], array) if _is_float(variable.aval) else array
+            return _wrong(errors, offsets[variable], array) if _is_float(variable.aval) else array
 
         def value(atom: Atom) -> Any:
             return values[atom] if is_variable(atom) else atom.val
@@ -205,12 +205,12 @@ def _reversed_from(array: Any, axis: int, place: Any) -> Any:
     """Reverses an axis, beginning at a relative place and wrapping around."""
     size = array.shape[axis]
     first = jnp.minimum((place * size).astype(jnp.int32), size - 1)
-    places = first - jnp.arange(size, dtype=jnp.int32)
-    return jnp.take(array, jnp.where(places < 0, places + size, places), axis=axis)
+    positions = first - jnp.arange(size, dtype=jnp.int32)
+    return jnp.take(array, jnp.where(positions < 0, positions + size, positions), axis=axis)
 
 
-def _wrong(errors: Any, place: int, array: Any) -> Any:
+def _wrong(errors: Any, offset: int, array: Any) -> Any:
     """Multiplies an array by one plus errors, in units of rounding, from an offset on."""
-    of_entries = errors[place : place + array.size].reshape(array.shape)
+    of_entries = errors[offset : offset + array.size].reshape(array.shape)
     factor = 1 + of_entries * (float(jnp.finfo(array.dtype).eps) / 2)
     return (array.astype(jnp.promote_types(array.dtype, jnp.float32)) * factor).astype(array.dtype)

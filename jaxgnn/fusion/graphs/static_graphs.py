@@ -63,7 +63,7 @@ class StaticGraph:
         return np.asarray(self.graph.indices)[: self.num_live]
 
     @cached_property
-    def _places(self) -> tuple[Any, Any]:
+    def _orders(self) -> tuple[Any, Any]:
         """Order of the slots and its inverse, on the device."""
         inverse = np.empty_like(self.order)
         inverse[self.order] = np.arange(self.order.size, dtype=np.int32)
@@ -72,15 +72,15 @@ class StaticGraph:
     @property
     def edge_positions(self) -> Array | None:
         """Position in the edge list of each slot; None if both have the same order."""
-        return None if self.is_ordered else self._places[0]
+        return None if self.is_ordered else self._orders[0]
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """Reorders an array from the order of the edge list to that of the slots."""
-        return of_edges if self.is_ordered else moved(axis, *self._places, of_edges)
+        return of_edges if self.is_ordered else moved(axis, *self._orders, of_edges)
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
         """Reorders an array from the order of the slots to that of the edge list."""
-        return of_slots if self.is_ordered else moved(axis, *self._places[::-1], of_slots)
+        return of_slots if self.is_ordered else moved(axis, *self._orders[::-1], of_slots)
 
     def weights(self, of_edges: np.ndarray) -> Array:
         """Returns known numbers of edges in the order of the slots; builds the array once."""
@@ -100,29 +100,29 @@ class _Cache:
 
     def __init__(self, most: int):
         self._most = most
-        self._made: OrderedDict[Any, StaticGraph] = OrderedDict()
+        self._graphs: OrderedDict[Any, StaticGraph] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], StaticGraph]) -> StaticGraph:
         with self._lock:
-            if key in self._made:
-                self._made.move_to_end(key)
-                return self._made[key]
+            if key in self._graphs:
+                self._graphs.move_to_end(key)
+                return self._graphs[key]
         graph = make()
         with self._lock:
-            self._made[key] = graph
-            while len(self._made) > self._most:
-                self._made.popitem(last=False)
+            self._graphs[key] = graph
+            while len(self._graphs) > self._most:
+                self._graphs.popitem(last=False)
         return graph
 
     def latest_with_rows(self, rows: Any) -> StaticGraph | None:
         """Returns the most recently used graph with these rows, or None."""
         with self._lock:
-            key = next((key for key in reversed(self._made) if key[0] == rows), None)
+            key = next((key for key in reversed(self._graphs) if key[0] == rows), None)
             if key is None:
                 return None
-            self._made.move_to_end(key)
-            return self._made[key]
+            self._graphs.move_to_end(key)
+            return self._graphs[key]
 
 
 _CACHE = _Cache(16)
@@ -225,18 +225,18 @@ def _counts_up(order: np.ndarray) -> bool:
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def moved(axis, places, back, values):
+def moved(axis, positions, back, values):
     """Permutes an axis; the gradient is the inverse permutation, not a scatter."""
-    return jnp.take(values, places, axis=axis, unique_indices=True, mode="clip")
+    return jnp.take(values, positions, axis=axis, unique_indices=True, mode="clip")
 
 
-def moved_forward(axis, places, back, values):
-    return moved(axis, places, back, values), (places, back)
+def moved_forward(axis, positions, back, values):
+    return moved(axis, positions, back, values), (positions, back)
 
 
 def moved_backward(axis, residuals, gradient):
-    places, back = residuals
-    return None, None, moved(axis, back, places, gradient)
+    positions, back = residuals
+    return None, None, moved(axis, back, positions, gradient)
 
 
 moved.defvjp(moved_forward, moved_backward)

@@ -66,9 +66,9 @@ class TracedColumns:
     num_columns: int
 
 
-def traced_ids(view: View, places: Atom) -> TracedIds:
+def traced_ids(view: View, ids: Atom) -> TracedIds:
     """Finds the list of ids behind a variable of ids [edges, 1]."""
-    wrap, atom = None, places
+    wrap, atom = None, ids
     while True:
         equation = view.produced_by(atom, "broadcast_in_dim", "reshape", "squeeze", "copy")
         inner = None if equation is None else equation.invars[0]

@@ -81,7 +81,7 @@ class Jitted(Method):
         self.inner = jax.jit(function, static_argnums=tuple(static_argnums))
         self._static = frozenset(static_argnums)
         self._donated = frozenset(donate_argnums)
-        self._made: dict[int, tuple[Any, Callable[..., Any]]] = {}
+        self._by_jaxpr: dict[int, tuple[Any, Callable[..., Any]]] = {}
         functools.update_wrapper(self, function, updated=())
 
     def __repr__(self) -> str:
@@ -107,13 +107,13 @@ class Jitted(Method):
         if any(isinstance(leaf, jax.core.Tracer) for of_one in leaves for leaf in of_one):
             return self.inner(*args)
         traced = self.inner.trace(*args)
-        entry = self._made.get(id(traced.jaxpr))
+        entry = self._by_jaxpr.get(id(traced.jaxpr))
         if entry is None:
             if _closes_over_traced(traced, sum(map(len, leaves))):
                 return self.inner(*args)  # This call is part of another traced function.
             # The jaxpr is kept, so that no other jaxpr gets its id.
             entry = traced.jaxpr, self._compiled(traced, args)
-            self._made[id(traced.jaxpr)] = entry
+            self._by_jaxpr[id(traced.jaxpr)] = entry
         return entry[1](*(leaf for of_one in leaves for leaf in of_one))
 
     def _compiled(self, traced: jax.stages.Traced, args: Sequence[Any]) -> Callable[..., Any]:

@@ -162,9 +162,9 @@ def _channels(terms: Polynomials, factors: _Factors, tolerance: float) -> list[_
     for shape in np.unique(sizes, axis=0):
         has_shape = (sizes == shape).all(axis=1)
         chosen = has_shape[groups]
-        places = np.cumsum(has_shape) - 1
+        positions = np.cumsum(has_shape) - 1
         numbers = np.zeros((int(has_shape.sum()), *shape))
-        at = (places[groups[chosen]], *(m.ranks[chosen] for m in members))
+        at = (positions[groups[chosen]], *(m.ranks[chosen] for m in members))
         numbers[at] = terms.coefficients[chosen]
         table_factors[has_shape] = _factors_of_table(numbers, tolerance)
     columns = [m.split() for m in members]
@@ -206,10 +206,10 @@ class _Members:
 
 def _members(groups: np.ndarray, columns: np.ndarray) -> _Members:
     count = int(columns.max()) + 2
-    keys, places = np.unique(groups * count + columns + 1, return_inverse=True)
+    keys, positions = np.unique(groups * count + columns + 1, return_inverse=True)
     of_group, first, counts = np.unique(keys // count, return_index=True, return_counts=True)
     assert of_group.size == groups.max() + 1
-    return _Members(places - first[groups], counts, keys % count - 1)
+    return _Members(positions - first[groups], counts, keys % count - 1)
 
 
 def _assembled(channels: Sequence[_Channel], shared: Sequence[int], tolerance: float) -> Coupling:

@@ -33,26 +33,26 @@ class ListGather:
     table: Atom  # Array that is read along its first axis.
     ids: Atom  # Variable of the ids, integers [nodes, neighbours, 1].
 
-    def read(self, table: Any, places: Any) -> Any:
+    def read(self, table: Any, ids: Any) -> Any:
         """Reads rows of a table as an array of edges, [nodes * neighbours, ...]."""
         params = dict(self.equation.params)
         kept = tuple(range(1, table.ndim))
         params["dimension_numbers"] = params["dimension_numbers"]._replace(offset_dims=kept)
-        return self.equation.primitive.bind(table, places.reshape(-1, 1), **params)
+        return self.equation.primitive.bind(table, ids.reshape(-1, 1), **params)
 
 
 @or_none
 def list_gather(view: View, atom: Atom) -> ListGather:
     """Returns the gather by a list [nodes, neighbours] that computes an atom, or None."""
     equation = view.match(atom, "gather")
-    table, places = equation.invars
+    table, ids = equation.invars
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     need(not numbers.operand_batching_dims and not numbers.start_indices_batching_dims)
-    need(places.aval.ndim == 3 and places.aval.shape[2] == 1)
+    need(ids.aval.ndim == 3 and ids.aval.shape[2] == 1)
     need(tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (0,))
     need(tuple(numbers.offset_dims) == tuple(range(2, 1 + table.aval.ndim)))
     need(list(sizes) == [1, *table.aval.shape[1:]])
-    return ListGather(equation, table, places)
+    return ListGather(equation, table, ids)
 
 
 @dataclass
@@ -116,15 +116,15 @@ class Flattened:
         nodes, neighbours, *behind = atom.aval.shape
         self.inputs.append(atom)
         if neighbours != 1 and nodes == 1:
-            places = np.tile(np.arange(neighbours, dtype=np.int32), self.nodes)
+            positions = np.tile(np.arange(neighbours, dtype=np.int32), self.nodes)
         else:
-            places = self.receivers
+            positions = self.receivers
 
         def repeat(values: Values) -> Any:
             table = values[atom].reshape(-1, *behind)
             if nodes == neighbours == 1:
                 return table
-            return table.at[places].get(mode="promise_in_bounds")
+            return table.at[positions].get(mode="promise_in_bounds")
 
         return repeat
 

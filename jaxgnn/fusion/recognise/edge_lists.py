@@ -40,17 +40,17 @@ Graph = StaticGraph | TracedGraph
 Mask = np.ndarray | Preparation
 
 
-def known_ids(view: View, places: Atom) -> np.ndarray | None:
+def known_ids(view: View, ids: Atom) -> np.ndarray | None:
     """Returns the known ids of a gather or a scatter, int32 or int64 [edges], or None."""
 
     def read() -> np.ndarray | None:
-        value = view.value(places)
+        value = view.value(ids)
         if value is None:
             return None
         fits = np.can_cast(value.dtype, np.int32)
         return own(value.reshape(-1).astype(np.int32 if fits else np.int64))
 
-    return view.derived(("ids", places), read, of=[places])
+    return view.derived(("ids", ids), read, of=[ids])
 
 
 def _array_or_refusal(answer: np.ndarray | str) -> np.ndarray:
@@ -91,14 +91,14 @@ def rows_of(view: View, reduction: SegmentReduction) -> Rows:
         reason = "there are no edges" if edges == 0 else "it is too large to be sorted in the step"
         raise Refusal(reason)
     ids = traced_ids(view, reduction.ids)
-    if not _is_given(view, ids.source):
+    if not _depend_on_arguments(view, ids.source):
         raise Refusal("the segment ids depend on no argument, and are not known ahead")
     is_sorted = bool(reduction.equation.params["indices_are_sorted"])
     how = {"clips": reduction.mode == "clip", "is_sorted": is_sorted}
     return traced_rows(view, ids, reduction.size, **how, cost=_work(view, ids.source, "sort"))
 
 
-def _is_given(view: View, source: Atom) -> bool:
+def _depend_on_arguments(view: View, source: Atom) -> bool:
     """Returns whether ids depend on arguments, without an ``optimization_barrier``.
 
     The plain implementations of this library's ops have such a barrier.
@@ -128,24 +128,26 @@ def _work(view: View, source: Atom, kind: Literal["sort", "mark"]) -> Work:
         around = view.known_values.get(Surroundings, Surroundings())
         roots = view.roots(source)
         steps = around.steps if roots <= around.fixed else 1
-        read = sum(_bytes_by(view, equation, source, kind) for equation in view.program.equations)
+        read = sum(
+            _bytes_read_by(view, equation, source, kind) for equation in view.program.equations
+        )
         each = math.inf if roots & around.named else steps * read / source.aval.size
         return Work(kind, source.aval.size, each)
 
     return view.derived(("work", source, kind), estimate)
 
 
-def _bytes_by(view: View, equation: Equation, source: Atom, kind: str) -> int:
+def _bytes_read_by(view: View, equation: Equation, source: Atom, kind: str) -> int:
     """Returns the bytes of floats that an equation reads by a list; zero for others."""
     if kind == "sort":
         reduction = segment_reduction(equation)
-        places, rows = (reduction.ids, reduction.updates) if reduction else (None, None)
+        ids, rows = (reduction.ids, reduction.updates) if reduction else (None, None)
     else:
         gather = row_gather(view, equation.outvars[0]) if equation.outvars else None
-        places, rows = (gather.ids, equation.outvars[0]) if gather else (None, None)
+        ids, rows = (gather.ids, equation.outvars[0]) if gather else (None, None)
     if rows is None or not jnp.issubdtype(rows.aval.dtype, jnp.floating):
         return 0
-    is_of_list = traced_ids(view, places).source is source
+    is_of_list = traced_ids(view, ids).source is source
     return rows.aval.size * rows.aval.dtype.itemsize if is_of_list else 0
 
 

@@ -36,13 +36,13 @@ class RowGather:
         """The number of rows of the table."""
         return self.table.aval.shape[self.axis]
 
-    def read(self, table: Any, places: Any) -> Any:
+    def read(self, table: Any, ids: Any) -> Any:
         """Reads rows of another table by the same gather.
 
         Args:
           table: an array with the same rows along ``axis``; other axes may have other sizes, and
             axes after it may be missing.
-          places: the value of ``ids``.
+          ids: the value of the variable ``ids``.
         """
         params = self.equation.params
         sizes = [1 if d == self.axis else n for d, n in enumerate(table.shape)]
@@ -50,9 +50,7 @@ class RowGather:
             offsets = tuple(d for d in range(len(sizes)) if d != self.axis)
             numbers = params["dimension_numbers"]._replace(offset_dims=offsets)
             params = {**params, "dimension_numbers": numbers}
-        return self.equation.primitive.bind(
-            table, places, **{**params, "slice_sizes": tuple(sizes)}
-        )
+        return self.equation.primitive.bind(table, ids, **{**params, "slice_sizes": tuple(sizes)})
 
 
 @dataclass(frozen=True)
@@ -77,35 +75,35 @@ class SegmentReduction:
 def row_gather(view: View, atom: Atom) -> RowGather:
     """Returns the gather of whole rows that computes an atom, or None."""
     equation = view.match(atom, "gather")
-    table, places = equation.invars
+    table, ids = equation.invars
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     need(not numbers.operand_batching_dims and not numbers.start_indices_batching_dims)
     axes = numbers.collapsed_slice_dims, numbers.start_index_map, numbers.offset_dims
-    axis = _axis_of_ids(table, places, *axes)
+    axis = _axis_of_ids(table, ids, *axes)
     need(list(sizes) == _one_row_shape(table, axis))
-    return RowGather(equation, table, places, axis, _mode(equation))
+    return RowGather(equation, table, ids, axis, _mode(equation))
 
 
 @or_none
 def segment_reduction(equation: Equation) -> SegmentReduction:
     """Returns the reduction of segments that a scatter performs, or None."""
     kind = required(REDUCTIONS.get(equation.primitive.name))
-    base, places, updates = equation.invars
+    base, ids, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
     need(not numbers.operand_batching_dims and not numbers.scatter_indices_batching_dims)
     window = numbers.update_window_dims
     axes = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, window
-    axis = _axis_of_ids(base, places, *axes)
+    axis = _axis_of_ids(base, ids, *axes)
     need(_one_row_shape(updates, axis) == _one_row_shape(base, axis))
-    return SegmentReduction(equation, base, places, updates, axis, _mode(equation), kind)
+    return SegmentReduction(equation, base, ids, updates, axis, _mode(equation), kind)
 
 
 def _axis_of_ids(
-    array: Atom, places: Atom, dropped: Sequence[int], indexed: Sequence[int], kept: Sequence[int]
+    array: Atom, ids: Atom, dropped: Sequence[int], indexed: Sequence[int], kept: Sequence[int]
 ) -> int:
     """Returns the only axis that ids index; raises ``NoMatch`` if other axes move."""
     need(len(dropped) == 1 and tuple(indexed) == tuple(dropped))
-    need(places.aval.ndim == 2 and places.aval.shape[1] == 1)
+    need(ids.aval.ndim == 2 and ids.aval.shape[1] == 1)
     axis = int(dropped[0])
     need(tuple(kept) == tuple(d for d in range(array.aval.ndim) if d != axis))
     return axis

@@ -63,13 +63,13 @@ def _reason_of_gather(view: View, equation: Equation) -> str | None:
     result = equation.outvars[0]
     if view.is_known(result) or equation.invars[1].aval.size <= 1:
         return None
-    places = equation.invars[1]
+    ids = equation.invars[1]
     rows = row_gather(view, result) or list_gather(view, result)
     if equation.params["dimension_numbers"].operand_batching_dims:
         return _OWN_IDS
     if rows is None:
         return "it reads single entries, parts of rows, or a list along a later axis"
-    if known_ids(view, places) is None:
+    if known_ids(view, ids) is None:
         return "the gathered ids are known only when it runs"
     readers = {e.primitive.name for e in view.users(result)}
     if not readers:

@@ -98,14 +98,14 @@ class Expansion:
             rows = gather.result
             self._rows[rows] = Polynomials.from_columns(_without(rows.aval.shape, 0), self.width)
             self.width += self._rows[rows].size
-        # Variables that the rows enter
+        # Variables that depend on the rows.
         self.inside = {
             variable
             for rows in self._rows
             for variable in closure(rows, lambda v: [o for o in self._results(v) if o in behind])
         }
         self.leaves: list[Leaf] = []
-        self._found: dict[tuple[Any, int], Polynomials] = {}
+        self._terms_by_array: dict[tuple[Any, int], Polynomials] = {}
         self._depth = 0
 
     def variables_without_rows(self, terms: Polynomials) -> set[Any]:
@@ -145,12 +145,12 @@ class Expansion:
         """Returns the polynomials of an array; ``axis`` is that of edges, None if shared."""
         if axis is None or not is_variable(atom):
             return _constant(self.view, atom)
-        if (atom, axis) not in self._found:
+        if (atom, axis) not in self._terms_by_array:
             self._depth += 1
             need(self._depth < _DEEPEST)
-            self._found[atom, axis] = self._terms(atom, axis)
+            self._terms_by_array[atom, axis] = self._terms(atom, axis)
             self._depth -= 1
-        return self._found[atom, axis]
+        return self._terms_by_array[atom, axis]
 
     def _terms(self, atom: Atom, axis: int) -> Polynomials:
         need(atom.aval.dtype == self.dtype)
@@ -261,14 +261,14 @@ def _broadcast(this: Expansion, equation: Equation, _: Any, axis: int) -> Polyno
     dims = equation.params["broadcast_dimensions"]
     # The axis of edges has one entry, whether it is repeated or left out.
     sizes = [1 if d == axis else n for d, n in enumerate(outer)]
-    places = np.arange(terms.size).reshape(
+    positions = np.arange(terms.size).reshape(
         [1 if d == before else n for d, n in enumerate(inner.aval.shape)]
     )
     spread = np.ones(len(outer), int)
-    for d, n in zip(dims, places.shape, strict=True):
+    for d, n in zip(dims, positions.shape, strict=True):
         spread[d] = n
-    places = np.broadcast_to(places.reshape(spread), sizes)
-    return terms.rearranged(places.reshape(_without(sizes, axis)))
+    positions = np.broadcast_to(positions.reshape(spread), sizes)
+    return terms.rearranged(positions.reshape(_without(sizes, axis)))
 
 
 def _reshape(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomials:
@@ -302,7 +302,7 @@ def _part(this: Expansion, equation: Equation, member: Any, axis: int) -> Polyno
 def _joined(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomials:
     (along,) = _after([equation.params["dimension"]], axis)
     parts = [this.terms(atom, axis) for atom in equation.invars]
-    return joined(parts, lambda places: np.concatenate(places, axis=along))
+    return joined(parts, lambda positions: np.concatenate(positions, axis=along))
 
 
 def _stacked(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomials:
@@ -310,7 +310,7 @@ def _stacked(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomi
     need(along != axis)
     parts = [this.terms(atom, axis - (along < axis)) for atom in equation.invars]
     (along,) = _after([along], axis)
-    return joined(parts, lambda places: np.stack(places, axis=along))
+    return joined(parts, lambda positions: np.stack(positions, axis=along))
 
 
 def _member(this: Expansion, equation: Equation, member: Any, axis: int) -> Polynomials:
@@ -337,10 +337,10 @@ def _operands(this: Expansion, equation: Equation, axis: int) -> list[Polynomial
         operand_axis = _axis_of_operand(atom, equation, axis)
         terms = this.terms(atom, operand_axis)
         sizes = atom.aval.shape or (1,) * len(shape)
-        places = terms.positions.reshape([1 if d == axis else n for d, n in enumerate(sizes)])
+        positions = terms.positions.reshape([1 if d == axis else n for d, n in enumerate(sizes)])
         wanted = [1 if d == axis else n for d, n in enumerate(shape)]
-        places = np.broadcast_to(places, wanted).reshape(_without(shape, axis))
-        operands.append(terms.rearranged(places))
+        positions = np.broadcast_to(positions, wanted).reshape(_without(shape, axis))
+        operands.append(terms.rearranged(positions))
     return operands
 
 
@@ -382,10 +382,10 @@ def _axes_of_factors(equation: Equation, axis: int) -> tuple[int | None, int | N
     if axis < len(batch_left):
         return batch_left[axis], batch_right[axis]
     free_left, free_right = _free(equation)
-    place = axis - len(batch_left)
-    if place < len(free_left):
-        return free_left[place], None
-    return None, free_right[place - len(free_left)]
+    position = axis - len(batch_left)
+    if position < len(free_left):
+        return free_left[position], None
+    return None, free_right[position - len(free_left)]
 
 
 def _free(equation: Equation) -> tuple[list[int], list[int]]:

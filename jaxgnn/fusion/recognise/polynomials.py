@@ -57,10 +57,10 @@ class Polynomials:
         """Returns the same entries in another shape."""
         return Polynomials(tuple(shape), self.entries, self.coefficients, self.factors)
 
-    def rearranged(self, places: np.ndarray) -> Polynomials:
+    def rearranged(self, positions: np.ndarray) -> Polynomials:
         """Gathers entries by their flat positions, which may repeat."""
-        here, there = _pairs(places.reshape(-1), self.entries)
-        return Polynomials(places.shape, here, self.coefficients[there], self.factors[there])
+        here, there = _pairs(positions.reshape(-1), self.entries)
+        return Polynomials(positions.shape, here, self.coefficients[there], self.factors[there])
 
     def scaled(self, number: float) -> Polynomials:
         """Multiplies all entries by a number."""
@@ -84,9 +84,9 @@ class Polynomials:
     def collected(self) -> Polynomials:
         """Adds equal products of each entry; sorts the terms by entry."""
         keys = np.concatenate([self.entries[:, None], self.factors], axis=1)
-        keys, places = np.unique(keys, axis=0, return_inverse=True)
+        keys, terms = np.unique(keys, axis=0, return_inverse=True)
         total, added = (
-            np.bincount(places.reshape(-1), numbers, minlength=len(keys))
+            np.bincount(terms.reshape(-1), numbers, minlength=len(keys))
             for numbers in (self.coefficients, np.abs(self.coefficients))
         )
         kept = np.abs(total) > 1e-14 * added  # Other terms cancel up to rounding.

@@ -341,11 +341,11 @@ def span_of(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int
     params, shape = equation.params, equation.invars[0].aval.shape
     if equation.primitive.name == "slice":
         return tuple(params["start_indices"]), tuple(params["limit_indices"])
-    axis, place = params["axis"], equation.outvars.index(member)
+    axis, position = params["axis"], equation.outvars.index(member)
     sizes = [1] * shape[axis] if equation.primitive.name == "unstack" else params["sizes"]
-    start = int(sum(sizes[:place]))
+    start = int(sum(sizes[:position]))
     begins = [start if d == axis else 0 for d in range(len(shape))]
-    ends = [start + int(sizes[place]) if d == axis else n for d, n in enumerate(shape)]
+    ends = [start + int(sizes[position]) if d == axis else n for d, n in enumerate(shape)]
     return tuple(begins), tuple(ends)
 
 
@@ -362,8 +362,8 @@ def _broadcast_labels(equation: Any, labels: Labels) -> Labels:
 
 
 def _transposed_labels(equation: Any, labels: Labels) -> Labels:
-    places = dict(zip(equation.params["permutation"], labels, strict=True))
-    return tuple(places[d] for d in range(len(labels)))
+    label_by_axis = dict(zip(equation.params["permutation"], labels, strict=True))
+    return tuple(label_by_axis[d] for d in range(len(labels)))
 
 
 def _reshaped_labels(equation: Any, labels: Labels) -> Labels | None:

@@ -162,9 +162,9 @@ def _summed_product_of(view: View, atom: Atom) -> Product:
             continue
         if other.labels == one.labels:
             return _together(product_of(view, one.atom, 0), product_of(view, other.atom, 0))
-        places = {label: d for d, label in enumerate(one.labels) if d > 0}
+        axis_of_label = {label: d for d, label in enumerate(one.labels) if d > 0}
         sizes = zip(other.labels, other.atom.aval.shape, strict=True)
-        labels = tuple(None if n == 1 else places.get(label, 0) for label, n in sizes)
+        labels = tuple(None if n == 1 else axis_of_label.get(label, 0) for label, n in sizes)
         axes = [d for d in labels if d is not None]
         if 0 not in axes and axes == sorted(axes):  # All edges share the other factor.
             product = product_of(view, one.atom, 0)

@@ -32,13 +32,13 @@ from jaxgnn.fusion.rules.rule import Rewrite, Rule
 _DEPTH = 12  # Most equations between `top_k` and the result.
 
 
-def _places(x: Any, columns: Any) -> tuple[Any, Any]:
+def _row_and_column(x: Any, columns: Any) -> tuple[Any, Any]:
     return jnp.arange(x.shape[0])[:, None], columns
 
 
 def _scattered(x: Any, k: int) -> Any:
     values, columns = lax.top_k(x, k)
-    return jnp.zeros_like(x).at[_places(x, columns)].set(values)
+    return jnp.zeros_like(x).at[_row_and_column(x, columns)].set(values)
 
 
 def _scattered_where_they_were(x: Any, k: int) -> Any:
@@ -54,7 +54,7 @@ def _put(x: Any, k: int) -> Any:
 
 def _masked(x: Any, k: int) -> Any:
     columns = lax.top_k(x, k)[1]
-    return x * jnp.zeros_like(x).at[_places(x, columns)].set(1)
+    return x * jnp.zeros_like(x).at[_row_and_column(x, columns)].set(1)
 
 
 def _masked_by_one_hot(x: Any, k: int) -> Any:
@@ -64,7 +64,7 @@ def _masked_by_one_hot(x: Any, k: int) -> Any:
 
 def _selected(x: Any, k: int) -> Any:
     columns = lax.top_k(x, k)[1]
-    mask = jnp.zeros(x.shape, bool).at[_places(x, columns)].set(True)
+    mask = jnp.zeros(x.shape, bool).at[_row_and_column(x, columns)].set(True)
     return jnp.where(mask, x, 0)
 
 

@@ -1,14 +1,14 @@
-"""Sums and extremes over the places of a dense neighbour list become those over edges.
+"""Sums and extremes over the neighbours in a dense list become those over edges.
 
 ``(x[ids] * w).sum(1)`` with ids [nodes, neighbours] is the sum over the edges of a graph in which
-each node has as many edges as the list has places. A mask of places, ``where(mask, ..., 0)``, makes
-some of them zero. ``einsum("nk,nkd->nd", w, x[ids])`` is the same sum.
+each node has as many edges as the list has neighbours. A mask ``where(mask, ..., 0)`` sets some of
+them to zero. ``einsum("nk,nkd->nd", w, x[ids])`` is the same sum.
 
 The rule writes the sum with an array of edges and a segment sum, and asks ``neighbour_sum``, for an
 extreme ``neighbour_extreme``, what it makes of it. It applies where that rule does: it is sound
-under its conditions. Without it a segment sum would take longer than the sum over the places.
+under its conditions. Without it a segment sum would take longer than the sum over the neighbours.
 
-An extreme over the places equals that of a segment, which starts at an infinity: there are places.
+An extreme over the neighbours equals that of a segment, which starts at an infinity.
 Gradients differ only where the result is that infinity, which is assumed not to be.
 """
 

@@ -157,9 +157,9 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite:
     except Refusal:
         raise NoMatch from None
     need(rows.size > 0)
-    places = reduction.ids
-    question = f"counts {reduction.size} {reduction.mode}", places
-    counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[places])
+    ids = reduction.ids
+    question = f"counts {reduction.size} {reduction.mode}", ids
+    counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[ids])
     dtype, axis = output.aval.dtype, reduction.axis
     need((counts <= _largest_exact(dtype)).all())
 

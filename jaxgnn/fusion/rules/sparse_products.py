@@ -191,13 +191,13 @@ def _nonzeros(view: View, matrix: Atom, axis: int) -> tuple[_Entries, np.ndarray
     def read() -> np.ndarray:
         return own(np.flatnonzero(required(view.value(matrix))))
 
-    places = view.derived(("nonzeros", matrix), read, of=[matrix])
+    positions = view.derived(("nonzeros", matrix), read, of=[matrix])
     shape = matrix.aval.shape
-    rows, columns = (ids.astype(np.int32) for ids in np.divmod(places, shape[1]))
+    rows, columns = (ids.astype(np.int32) for ids in np.divmod(positions, shape[1]))
     entries = _Entries(matrix, rows, columns, shape)
     return (
         entries if axis == 1 else entries.transposed(),
-        own(required(view.value(matrix)).reshape(-1)[places]),
+        own(required(view.value(matrix)).reshape(-1)[positions]),
     )
 
 

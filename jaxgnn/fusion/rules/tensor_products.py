@@ -146,12 +146,12 @@ class _EdgeColumns:
     def read(self, values: Values) -> Any:
         """Reads the array [edges, columns], with ones for ``NO_COLUMN``."""
         arrays = [leaf.edge_columns(values[leaf.atom]) for leaf in self.leaves]
-        places = [leaf.start + np.arange(leaf.size) for leaf in self.leaves]
+        columns = [leaf.start + np.arange(leaf.size) for leaf in self.leaves]
         if (self.columns == NO_COLUMN).any():
             arrays.append(jnp.ones_like(arrays[0], shape=(arrays[0].shape[0], 1)))
-            places.append(np.array([NO_COLUMN]))
-        order = np.argsort(np.concatenate(places))
-        positions = order[np.searchsorted(np.concatenate(places)[order], self.columns)]
+            columns.append(np.array([NO_COLUMN]))
+        order = np.argsort(np.concatenate(columns))
+        positions = order[np.searchsorted(np.concatenate(columns)[order], self.columns)]
         joined = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=1)
         return _taken(joined, positions)
 

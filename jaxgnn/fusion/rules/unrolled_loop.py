@@ -140,9 +140,9 @@ def _batched_equations(view: View, members: Members) -> list[Equation]:
     if len({id(e) for e in equations}) < len(equations):
         raise Refusal("the members read results of one equation")
     first = equations[0]
-    place = first.outvars.index(members[0])
+    position = first.outvars.index(members[0])
     pairs = zip(equations, members, strict=True)
-    if not all(calls_the_same(first, e) and e.outvars[place] is a for e, a in pairs):
+    if not all(calls_the_same(first, e) and e.outvars[position] is a for e, a in pairs):
         raise Refusal("the members are made by different equations")
     primitive = _unbatchable(first)
     if primitive is not None:

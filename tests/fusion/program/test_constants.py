@@ -92,7 +92,7 @@ def test_jit_compiles_once_for_each_combination_of_shapes():
     for x in (X, 2 * X, X[:, :1], X):
         run(x)
     assert traced == [X.shape, (NODES, 1)]
-    assert len(run._made) == 2
+    assert len(run._by_jaxpr) == 2
 
 
 def test_what_is_closed_over_may_be_traced_by_another_function():
@@ -293,7 +293,7 @@ def test_a_graph_of_rows_is_never_kept_as_one_with_columns(monkeypatch):
     get = cache.get
 
     def dropped_first(key, make):
-        cache._made.clear()
+        cache._graphs.clear()
         return get(key, make)
 
     monkeypatch.setattr(cache, "get", dropped_first)
