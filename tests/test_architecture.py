@@ -81,6 +81,12 @@ PACKAGES = {
         "norms": ("shared",),
         "pooling": ("shared",),
     },
+    "jaxgnn.fusion": {
+        "program": (),
+        "graphs": ("program",),
+        "recognise": ("program", "graphs"),
+        "rules": ("program", "graphs", "recognise"),
+    },
     "jaxgnn.datasets": {
         "formats": (),
         "records": (),
@@ -206,6 +212,15 @@ ALLOWED = {
         "jaxgnn.ops",
         "jaxgnn.testing",
     },
+    **_of_rooms(
+        "jaxgnn.fusion",
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn._methods",
+        "jaxgnn.equivariant",
+        "jaxgnn.graph",
+        "jaxgnn.ops",
+    ),
     "jaxgnn.models": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
@@ -305,7 +320,6 @@ HOMES = {
     "haiku": {"experiments._user_models"},
     "e3nn_jax": {"experiments._user_models"},
     "jraphx": {"experiments._plain_networks"},
-    "egglog": {"jaxgnn.fusion.search"},
     "flax": {
         "jaxgnn._modes",
         "jaxgnn.nn",

@@ -33,9 +33,8 @@ from experiments.benchmarks._report import Output, Row, append_rows
 from experiments.benchmarks._watched import Begun, Device, Measured, Stopped, Watched
 from experiments.benchmarks._workloads import Workload, forget_graphs, like
 from jaxgnn._errors import bad_input
-from jaxgnn.fusion import Search, explain, fuse
-from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.search import has_egglog
+from jaxgnn.fusion import explain, fuse
+from jaxgnn.fusion.program.constants import opened
 from jaxgnn.testing.timing import (
     Candidate,
     device_description,
@@ -248,13 +247,9 @@ def _fits(planned: int) -> bool:
 
 def _rewriting_times(network: PlainNetwork) -> Row:
     """Milliseconds for tracing and rewriting, with a graph that is already prepared."""
-    searches: tuple[Search, ...] = ("matcher", "egglog") if has_egglog() else ("matcher",)
-    times = {}
-    for search in searches:
-        start = time.perf_counter()
-        explain(network.run, *network.arrays, search=search)
-        times[f"{search}_rewriting_ms"] = 1e3 * (time.perf_counter() - start)
-    return times
+    start = time.perf_counter()
+    explain(network.run, *network.arrays)
+    return {"matcher_rewriting_ms": 1e3 * (time.perf_counter() - start)}
 
 
 # -- in the process that prints ----------------------------------------------------------------
@@ -351,8 +346,6 @@ def _line(row: Row) -> str:
     hand = f"; by hand {_time(row, 'hand')} ms" if "hand_ms" in row else ""
     named = ", ".join(row["ops"]) or "left to XLA"
     rewriting = f"; rewritten in {row['matcher_rewriting_ms']:.0f} ms"
-    if "egglog_rewriting_ms" in row:
-        rewriting += f", with egglog {row['egglog_rewriting_ms']:.0f}"
     long = [f"{k} {v:.1f} s" for k, v in row["stages"].items() if v >= _PATIENCE]
     stages = f"; {', '.join(long)}" if long else ""
     times = f"{_time(row, 'plain')} -> {_time(row, 'fused')} ms {ratio:8}"

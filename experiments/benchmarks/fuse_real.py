@@ -25,8 +25,7 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import explain, fuse
-from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.cost import measured_speeds
+from jaxgnn.fusion.program.constants import opened
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
 
 
@@ -104,7 +103,6 @@ def measured(case: Case, options: RealOptions) -> Row:
     network = network_of(case, options.divide)
     row: Row = {"network": case.network, "nodes": case.nodes, "edges": case.edges}
     row |= dataclasses.asdict(case.shape) | {"divide": options.divide}
-    measured_speeds()  # once in a process; explanations predict times with them
     for name, run in (
         ("tracing_s", lambda: jax.make_jaxpr(network.run)(*network.arrays)),
         ("first_rewrite_s", lambda: explain(network.run, *network.arrays)),

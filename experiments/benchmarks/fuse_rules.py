@@ -1,4 +1,4 @@
-"""Times each rule of ``jaxgnn.fuse`` alone, at several sizes, as ``fusion/_policy.py`` needs it.
+"""Times each rule of ``jaxgnn.fuse`` alone, at several sizes, as ``fusion/policy.py`` needs it.
 
 ``python -m experiments.benchmarks.fuse_rules`` applies one rule to one small function, whether or
 not the policy would, and prints a line for each size: the bytes that the rule counts, milliseconds
@@ -26,8 +26,9 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import TensorProduct, separate_paths, spherical_harmonics
-from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.rewrite import Applied, Policy, Rules
+from jaxgnn.fusion.policy import Policy
+from jaxgnn.fusion.program.constants import opened
+from jaxgnn.fusion.rewriting import Applied, Rules
 from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns

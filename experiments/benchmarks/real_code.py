@@ -27,7 +27,7 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import Explanation, explain, fuse
-from jaxgnn.fusion.constants import opened
+from jaxgnn.fusion.program.constants import opened
 from jaxgnn.testing.timing import (
     Candidate,
     device_description,

@@ -13,8 +13,6 @@ from jaxgnn._errors import bad_input
 Direction = Literal["forward", "forward+backward"]
 Dtype = Literal["float32", "bfloat16"]
 Implementation = Literal["xla", "pallas", "ffi"]
-# ``jaxgnn.fusion.Search``, without the seconds that its import takes.
-Search = Literal["auto", "matcher", "egglog"]
 
 # Divisor of widths and batch on a CPU.
 _REDUCTION = 8
@@ -153,7 +151,6 @@ class FuseConfig:
       edges: number of edges of that graph.
       dim: width of those networks.
       all_rewrites: apply every sound rewrite, also where it was not measured to be faster.
-      search: how to choose among rewrites that exclude each other.
       measure: run each network unmodified and rewritten, and print both times.
       run: folder for the pages.
     """
@@ -163,7 +160,6 @@ class FuseConfig:
     edges: int = 40_000
     dim: int = 64
     all_rewrites: bool = False
-    search: Search = "auto"
     measure: bool = True
     run: Path = Path("runs/mlp")
 

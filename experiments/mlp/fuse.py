@@ -62,7 +62,7 @@ def explain_models(config: FuseConfig) -> dict[str, Explanation]:
 def _explained(name: str, network: Network | None, config: FuseConfig) -> Explanation:
     made = _on_a_graph(name, config) if network is None else _multilayer(network)
     setattr(made.run, "__name__", name)  # noqa: B010
-    fused = fuse(made.run, only_if_faster=not config.all_rewrites, search=config.search)
+    fused = fuse(made.run, only_if_faster=not config.all_rewrites)
     return explain(fused, *made.arrays, measure=config.measure)
 
 

@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.extend.core as jex
@@ -17,14 +17,14 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import in_native_order
 from jaxgnn._errors import bad_input
-from jaxgnn._methods import Method, State, captured_by, is_pytree, unbound
-from jaxgnn.fusion.constants import Jitted, has_large_constants, jit, opened
-from jaxgnn.fusion.graphs import digest_of_argument
-from jaxgnn.fusion.program import Program
+from jaxgnn._methods import Method, State, captured_by, is_pytree
+from jaxgnn.fusion.graphs.static_graphs import digest_of_argument
+from jaxgnn.fusion.policy import Policy
+from jaxgnn.fusion.program.constants import Jitted, has_large_constants, opened
+from jaxgnn.fusion.program.program import Program
 from jaxgnn.fusion.report import Explanation, Measured
-from jaxgnn.fusion.rewrite import Findings, Policy, RuleError, Rules
+from jaxgnn.fusion.rewriting import Findings, RuleError, Rules
 from jaxgnn.fusion.rules.table import RULES
-from jaxgnn.fusion.search import Search, check_search
 from jaxgnn.fusion.transform import index_inputs, transformed
 from jaxgnn.fusion.verify import difference
 from jaxgnn.graph import is_concrete
@@ -38,26 +38,27 @@ Verify = Literal["off", "warn", "strict"]
 class Options:
     """Options of a rewrite of a function."""
 
-    static_graph: bool | tuple[str, ...]  # arguments whose ids are known if they are concrete
-    graph_arguments: tuple[str, ...]  # arguments whose ids are sorted when the function runs
+    static_graph: bool | tuple[str, ...]  # Arguments whose concrete ids are known ahead.
+    graph_arguments: tuple[str, ...]  # Arguments whose ids each call sorts.
     verify: Verify
     policy: Policy
-    search: Search
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The part of a call that is not traced."""
+    """Part of a call that is not traced."""
 
-    structure: Any  # the pytree of the arguments
-    static: tuple[tuple[int, Any], ...]  # the leaves that are no arrays, by position
-    kinds: tuple[Any, ...]  # keys that distinguish equal leaves: 1, 1.0 and True, 0.0 and -0.0
-    digests: tuple[tuple[int, bytes], ...] = ()  # keys of the arrays in ``known``
-    known: dict[int, Any] = field(default_factory=dict, compare=False)  # by position of the array
-    graphs: tuple[int, ...] = ()  # the positions of the arrays that are sorted when it runs
+    structure: Any  # Pytree of the arguments.
+    static: tuple[tuple[int, Any], ...]  # Leaves that are no arrays, with their positions.
+    kinds: tuple[Any, ...]  # Keys that tell equal leaves apart: 1, 1.0 and True; 0.0 and -0.0.
+    digests: tuple[tuple[int, bytes], ...] = ()  # Digests of the arrays in ``known_ids``.
+    known_ids: dict[int, Any] = field(
+        default_factory=dict, compare=False
+    )  # Known ids, by the position of the array.
+    graphs: tuple[int, ...] = ()  # Positions of the arrays that each call sorts.
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the function."""
+        """Returns the arguments of the function."""
         leaves, rest = dict(self.static), iter(arrays)
         size = len(self.static) + len(arrays)
         return jax.tree.unflatten(
@@ -66,7 +67,7 @@ class _Call:
 
 
 class _LeftAsItIs(Exception):
-    """The reason why a function can not be rewritten."""
+    """Reason why a function is not rewritten."""
 
 
 class Fused(Method):
@@ -89,7 +90,7 @@ class Fused(Method):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function as it is."""
+        """The original function."""
         return self._fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +127,7 @@ class Fused(Method):
         except _LeftAsItIs as reason:
             findings.untouched.append(str(reason))
             return Explanation(self._name, findings, 0, 0)
-        before = Program.of(closed)
+        before = Program.from_jaxpr(closed)
         is_timed = measure and bool(findings.applied)
         return Explanation(
             self._name,
@@ -138,7 +139,7 @@ class Fused(Method):
         )
 
     def __repr__(self) -> str:
-        """Shows the function, and the way to export it: JAX prints this where it can not."""
+        """Names the function and how to export it; errors of JAX print this text."""
         return f"<{self._name} after jaxgnn.fuse; jaxgnn.export exports it>"
 
     @property
@@ -146,17 +147,17 @@ class Fused(Method):
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
     def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
-        """Whether the rewritten function may run; compares it with the original function."""
+        """Compares the rewritten function with the original once; returns whether it may run."""
         key = _typed(call, arrays)
         if key in self._trusted:
             return self._trusted[key]
         if is_traced:
             self._warn("is not verified inside of a transformation: call it with arrays first")
             return True
-        found = self._difference(call, arrays)
-        if found is not None:
-            self._warn(f"is not what it was: {found}")
-        self._trusted[key] = found is None or self.options.verify == "warn"
+        message = self._difference(call, arrays)
+        if message is not None:
+            self._warn(f"is not what it was: {message}")
+        self._trusted[key] = message is None or self.options.verify == "warn"
         return self._trusted[key]
 
     def _difference(self, call: _Call, arrays: list[Any]) -> str | None:
@@ -172,11 +173,11 @@ class Fused(Method):
         warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=stacklevel)
 
     def _call(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
-        """The static part of a call and its arrays; raises where it has no hash."""
+        """Splits a call into its static part and its arrays; raises if an argument has no hash."""
         tree = ((self._fn if self._is_module else None, *args), kwargs)
         leaves, structure = jax.tree.flatten(tree)
-        arrays = [in_native_order(leaf) for leaf in leaves if _is_array(leaf)]
-        static = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
+        arrays = [in_native_order(leaf) for leaf in leaves if is_array(leaf)]
+        static = tuple((i, x) for i, x in enumerate(leaves) if not is_array(x))
         call = _Call(structure, static, tuple(_kind(x) for _, x in static))
         try:
             hash(call)
@@ -184,50 +185,50 @@ class Fused(Method):
             raise _LeftAsItIs("an argument is no array and has no hash") from None
         if self.options.graph_arguments:
             call = dataclasses.replace(call, graphs=self._graphs(arrays, args, kwargs))
-        return self._with_known_ids(call, arrays, args, kwargs), arrays
+        return self._add_known_ids(call, arrays, args, kwargs), arrays
 
     def _graphs(self, arrays: list[Any], args: Any, kwargs: Any) -> tuple[int, ...]:
-        """The positions of the integer arrays in the arguments that ``graph_arguments`` names.
+        """Returns the positions of integer arrays in arguments that ``graph_arguments`` names.
 
         Raises:
           ValueError: if an argument is missing, or has no integer arrays.
         """
         bound = inspect.signature(self._fn).bind(*args, **kwargs).arguments
-        found: set[int] = set()
+        positions: set[int] = set()
         for name in self.options.graph_arguments:
             leaves = jax.tree.leaves(bound.get(name))
-            ids = {id(leaf) for leaf in leaves if _is_array(leaf) and _may_be_ids(leaf)}
+            ids = {id(leaf) for leaf in leaves if is_array(leaf) and _may_be_ids(leaf)}
             if not ids:
                 expected = "an array of integers, or a pytree that has some"
                 shown = ", ".join(_shown(leaf) for leaf in leaves[:4])
                 raise bad_input("fuse", f"graph_arguments: {name}", expected, shown or "nothing")
-            found |= {i for i, a in enumerate(arrays) if id(a) in ids}
-        return tuple(sorted(found))
+            positions |= {i for i, a in enumerate(arrays) if id(a) in ids}
+        return tuple(sorted(positions))
 
-    def _with_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
+    def _add_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
         candidates = self._candidates(arrays, args, kwargs) - set(call.graphs)
         if not candidates:
             return call
-        known = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
-        digests = tuple((i, digest_of_argument(ids)) for i, ids in known.items())
-        return dataclasses.replace(call, digests=digests, known=known)
+        ids_by_position = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
+        digests = tuple((i, digest_of_argument(ids)) for i, ids in ids_by_position.items())
+        return dataclasses.replace(call, digests=digests, known_ids=ids_by_position)
 
     def _indices(self, call: _Call, arrays: list[Any]) -> set[int]:
-        """The positions of the arrays on which ids depend."""
+        """Returns the positions of the arrays that ids of gathers and segments depend on."""
         key = _typed(call, arrays)
         if key not in self._index_inputs:
-            found = set()
+            positions = set()
             try:
-                found = index_inputs(Program.of(self._traced(call, arrays)[0]))
+                positions = index_inputs(Program.from_jaxpr(self._traced(call, arrays)[0]))
             except _LeftAsItIs:
-                pass  # the call reports the reason
+                pass  # The call itself reports the reason.
             except Exception as error:
                 self._warn(f"has no ids that are known: {type(error).__name__}: {error}")
-            self._index_inputs[key] = found
+            self._index_inputs[key] = positions
         return self._index_inputs[key]
 
     def _candidates(self, arrays: list[Any], args: Any, kwargs: Any) -> set[int]:
-        """The positions of integer arrays that may be treated as known."""
+        """Returns the positions of integer arrays that may be treated as known."""
         names = self.options.static_graph
         if names is False:
             return set()
@@ -239,7 +240,7 @@ class Fused(Method):
         return {i for i in may_be if id(arrays[i]) in named}
 
     def _traced(self, call: _Call, arrays: Sequence[Any]) -> tuple[Any, Any]:
-        """The closed jaxpr of the original function, and the structure of its results."""
+        """Returns the closed jaxpr of the original function, and the structure of its results."""
         shape: Any = None
 
         def flat(*arrays: Any) -> list[Any]:
@@ -256,65 +257,67 @@ class Fused(Method):
             raise _LeftAsItIs(reason) from error
 
     def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Applies the function as it is to the arguments as a pytree holds them.
+        """Calls the original function on the unflattened arguments.
 
         Raises where it changes an argument, such as the averages of a module or a stream of random
         numbers: the caller's objects would not see the change.
         """
         module, *rest = args
-        given = args, kwargs, captured_by(self._fn)
-        before = State(given)
-        made = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
-        if before.changes(given):
+        arguments = args, kwargs, captured_by(self._fn)
+        before = State(arguments)
+        results = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
+        if before.changes(arguments):
             what = "its own state" if self._is_module else "an argument"
             raise _LeftAsItIs(f"it changes {what}")
-        return made
+        return results
 
     def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
-        """The program after the rewrite; as it was, with the reason, where a rule fails."""
-        known = {i: np.asarray(ids) for i, ids in call.known.items()}
+        """Returns the rewritten program; the original program and the reason if a rule fails."""
+        values = {i: np.asarray(ids) for i, ids in call.known_ids.items()}
         rules = Rules(RULES, self.options.policy)
         try:
-            return transformed(closed, rules, known, self.options.search, call.graphs)
+            return transformed(closed, rules, values, call.graphs)
         except (KeyboardInterrupt, SystemExit):
             raise
-        # A fault of ours must not end the user's function; a panic of egglog is no Exception.
+        # A fault of ours must not end the user's function; a panic in Rust is no Exception.
         except BaseException as error:
             reason = f"rewriting failed: {type(error).__name__}: {error}"
             reason = str(error) if isinstance(error, RuleError) else reason
-            return Program.of(closed), Findings(untouched=[reason])
+            return Program.from_jaxpr(closed), Findings(untouched=[reason])
 
     def _run(self, call: _Call, *arrays: Any) -> Any:
-        """The results of the rewritten function."""
+        """Runs the rewritten function."""
         closed, shape = self._traced(call, arrays)
         program, findings = self._transformed(closed, call)
         if findings.untouched and not findings.applied:
             self._warn("is left as it is: " + "; ".join(findings.untouched))
-        made = program.closed() if findings.applied else closed
-        return jax.tree.unflatten(shape, jex.jaxpr_as_fun(made)(*arrays))
+        runnable = program.closed() if findings.applied else closed
+        return jax.tree.unflatten(shape, jex.jaxpr_as_fun(runnable)(*arrays))
 
 
 def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
-    """The times of two closed jaxprs on the same arrays."""
+    """Measures two closed jaxprs on the same arrays."""
     candidates = {}
     for name, closed in (("before_ms", before), ("after_ms", after)):
         parts = opened(jax.jit(jex.jaxpr_as_fun(closed)).trace(*arrays))
         candidates[name] = Candidate(parts.run, [(parts.constants, *arrays)])
-    made = measure_in_turns(candidates, budget_ms=1_000.0)
-    return Measured(**{name: None if t is None else t.median_ms for name, t in made.items()})
+    measurements = measure_in_turns(candidates, budget_ms=1_000.0)
+    return Measured(
+        **{name: None if t is None else t.median_ms for name, t in measurements.items()}
+    )
 
 
 def _typed(call: _Call, arrays: Sequence[Any]) -> Any:
-    """A key of a call and the types of its arrays."""
+    """Returns a key of a call and the types of its arrays."""
     return call, tuple((a.shape, a.dtype) for a in arrays)
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """The type of a leaf that is no array, and the text of a number, which has its sign."""
+    """Returns a key of a leaf that is no array: its type, and the text of a float."""
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else None
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
@@ -327,186 +330,6 @@ def _may_be_ids(array: Any) -> bool:
 
 
 def _shown(leaf: Any) -> str:
-    if not _is_array(leaf):
+    if not is_array(leaf):
         return type(leaf).__name__
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
-def fuse(
-    fn: Callable[..., Any],
-    *,
-    static_graph: bool | str | Sequence[str] = False,
-    graph_arguments: str | int | Sequence[str | int] = (),
-    verify: Verify = "off",
-    only_if_faster: bool = True,
-    search: Search = "auto",
-) -> Callable[..., Any]:
-    """Rewrites a function so that its graph code runs by this library's ops.
-
-    ``fn`` is traced to a jaxpr, in which gathers, segment sums and their surroundings are replaced
-    by faster ops with the same results up to rounding. This is done before the function is
-    differentiated, so gradients are those of the ops. All other code is unchanged. The conditions
-    of each rule are checked; code that does not meet them is not rewritten.
-
-    Edge lists are best known for that: arrays that ``fn`` closes over, or arguments that
-    ``static_graph`` names. A graph is sorted once for each content of its lists, and kept. Lists
-    that are known only when the function runs are sorted in each call, once for all layers that
-    use them, where that was measured to pay, or where ``graph_arguments`` names them.
-
-    The result can be called inside of ``jax.jit``, ``jax.grad``, ``jax.vmap`` and
-    ``jax.shard_map``, which trace arguments: there, known lists have to be closed over. Called with
-    arrays, it compiles itself like ``jax.jit``, once for each combination of shapes, known lists
-    and arguments that are no arrays; Python numbers are among these. Arrays that ``fn`` closes over
-    must not change, as under ``jax.jit``. A module of Flax NNX is an argument of itself, so its
-    parameters may change.
-
-    A function with side effects, such as ``jax.debug.print``, one that can not be traced, and a
-    module that changes its own state in the call run unchanged, with a warning.
-
-    Args:
-      fn: a function of pytrees of arrays, or a module.
-      static_graph: the names of arguments whose integer arrays are known edge lists, or True for
-        all arguments. Only arrays that ids of gathers and segments depend on are used. With another
-        list the function is compiled again.
-      graph_arguments: the names or positions of arguments whose integer arrays are edge lists that
-        differ from call to call, such as a padded ``jraph.GraphsTuple``. They are sorted in each
-        call, and the function is compiled once for all graphs of the same shapes.
-      verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
-        arrays of each combination of shapes, and warns of a difference beyond rounding;
-        ``"strict"`` also runs ``fn`` unchanged from then on if they differ. ``"off"`` compares
-        nothing.
-      only_if_faster: skip sound rewrites that are too small to be faster on this platform.
-      search: method to choose among rewrites that exclude each other. ``"matcher"`` uses the first
-        one in the order of the rules. ``"egglog"`` uses those with the least total cost, which the
-        package of this name extracts from an e-graph; speeds of the device are measured for it once
-        in a process. ``"auto"`` is ``"egglog"`` where it is installed, only one process runs, and
-        ``only_if_faster`` is not False.
-
-    Returns:
-      A function of the same arguments.
-
-    Raises:
-      ValueError: if ``fn`` can not be called, ``static_graph`` or ``graph_arguments`` names no
-        argument of it, or ``verify`` or ``search`` is unknown; when called, if an argument of
-        ``graph_arguments`` has no integer arrays.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import jaxgnn
-      >>> senders, receivers = jnp.array([0, 1, 2]), jnp.array([1, 2, 2])
-      >>> def layer(x):
-      ...     return jax.ops.segment_sum(x[senders], receivers, 3)
-      >>> fused = jaxgnn.fuse(layer, only_if_faster=False)
-      >>> fused(jnp.array([[1.0], [2.0], [4.0]])).tolist()
-      [[0.0], [1.0], [6.0]]
-      >>> print(jaxgnn.fuse.explain(fused, jnp.ones((3, 1))))  # doctest: +ELLIPSIS
-      layer: 1 rewrites, 8 equations -> 1
-        neighbour_sum: sum over 3 edges of 1 features -> spmm
-      ...
-    """
-    policy = Policy(only_if_faster=bool(only_if_faster))
-    return Fused(fn, _options(fn, static_graph, graph_arguments, verify, policy, search))
-
-
-def explain(
-    fn: Callable[..., Any],
-    *args: Any,
-    static_graph: bool | str | Sequence[str] = False,
-    graph_arguments: str | int | Sequence[str | int] = (),
-    search: Search = "auto",
-    measure: bool | None = None,
-    **kwargs: Any,
-) -> Explanation:
-    """Explains which code of a function ``fuse`` rewrites in a call, which not, and why.
-
-    Where code is rewritten, it also runs the function as it is and rewritten, in turns, and reports
-    the times of a call of each. That takes about as long as compiling both, and a second.
-
-    Args:
-      fn: a function, or a result of ``fuse``, whose options are then used.
-      *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
-      static_graph: an option of ``fuse``.
-      graph_arguments: an option of ``fuse``.
-      search: an option of ``fuse``.
-      measure: whether to run both functions. By default they run if all arguments are arrays, not
-        ``jax.ShapeDtypeStruct`` and not traced.
-      **kwargs: further arguments of the call.
-
-    Returns:
-      The explanation, to be printed; its ``save_html`` draws both programs.
-
-    Raises:
-      ValueError: as in ``fuse``, and with ``measure`` if arrays are ``jax.ShapeDtypeStruct``.
-    """
-    fn, bound = unbound(fn)
-    args = *bound, *args
-    if isinstance(fn, Fused):
-        fused = fn
-    else:
-        options = _options(fn, static_graph, graph_arguments, "off", Policy(), search)
-        fused = Fused(fn, options)
-    leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if _is_array(leaf)]
-    can_run = is_concrete(*leaves) and not any(
-        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves
-    )
-    if measure and not can_run:
-        got = "ShapeDtypeStruct or traced arrays"
-        raise bad_input("explain", "args", "arrays, which measure=True runs", got)
-    return fused.explanation(args, kwargs, measure=can_run if measure is None else measure)
-
-
-def _options(
-    fn: Callable[..., Any],
-    static_graph: Any,
-    graph_arguments: Any,
-    verify: Any,
-    policy: Policy,
-    search: Any,
-) -> Options:
-    """The options, after they have been checked."""
-    if not callable(fn):
-        raise bad_input("fuse", "fn", "a function of JAX arrays", type(fn).__name__)
-    if verify not in get_args(Verify):
-        expected = "one of " + ", ".join(map(repr, get_args(Verify)))
-        raise bad_input("fuse", "verify", expected, repr(verify))
-    check_search(search)
-    names = _static_names(fn, static_graph), _graph_names(fn, graph_arguments)
-    return Options(*names, verify, policy, search)
-
-
-def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
-    if isinstance(given, bool):
-        return given
-    names = (given,) if isinstance(given, str) else tuple(given)
-    known = _parameters(fn)
-    for name in names:
-        if name not in known:
-            expected = f"True, False or names among {', '.join(known) or 'none'}"
-            raise bad_input("fuse", "static_graph", expected, repr(name))
-    return names
-
-
-def _graph_names(fn: Callable[..., Any], given: Any) -> tuple[str, ...]:
-    """The names of arguments that were given by name or position."""
-    given = (given,) if isinstance(given, str | int) else tuple(given)
-    known = _parameters(fn)
-    names = []
-    for one in given:
-        is_position = isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(known)
-        name = known[one] if is_position else one
-        if name not in known:
-            expected = f"names or positions of arguments among {', '.join(known) or 'none'}"
-            raise bad_input("fuse", "graph_arguments", expected, repr(one))
-        names.append(name)
-    return tuple(names)
-
-
-def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):  # Python has no names of some builtins
-        return ()
-
-
-fuse.explain = explain  # pyrefly: ignore
-fuse.jit = jit  # pyrefly: ignore

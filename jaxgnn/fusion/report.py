@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgnn.fusion.program import Equation, Program, closure, is_variable
-from jaxgnn.fusion.rewrite import Applied, Findings
+from jaxgnn.fusion.program.program import Equation, Program, closure, is_variable
+from jaxgnn.fusion.rewriting import Applied, Findings
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem; color: #1c1f23; background: #fff; }
@@ -134,7 +134,7 @@ class Explanation:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """Returns a table of cells that are HTML already."""
     if not rows:
         return "<p>None.</p>"
     head = "".join(f"<th>{title}</th>" for title in titles)
@@ -150,9 +150,9 @@ def _amount(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-_ROW, _BOX, _GAP, _WIDTH = 24, 18, 150, 330  # pixels
+_ROW, _BOX, _GAP, _WIDTH = 24, 18, 150, 330  # Sizes in pixels.
 _TOP, _SIDE = 40, 70
-_MOST = 200  # equations that are drawn of each program
+_MOST = 200  # Most equations that are drawn of each program.
 # Okabe and Ito's colours, which differ for all eyes; rewrites take turns.
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")
 _KEPT, _DROPPED = "#eeeeee", "#bbbbbb"
@@ -160,20 +160,20 @@ _KEPT, _DROPPED = "#eeeeee", "#bbbbbb"
 
 @dataclass(frozen=True)
 class _Group:
-    """The equations that one rewrite has replaced."""
+    """Equations that one rewrite has replaced."""
 
-    before: frozenset[int]  # positions of the removed equations
-    after: int | None  # position of the equation that calls the op; None if a rewrite adds several.
-    label: str  # the op
+    before: frozenset[int]  # Positions of the removed equations.
+    after: int | None  # Position of the call of the op; None if a rewrite adds several equations.
+    label: str  # Name of the op.
 
 
 def _colour_of(number: int) -> str:
-    """The colour of a rewrite, by its number among the applied rewrites."""
+    """Returns the colour of a rewrite, by its number among the applied rewrites."""
     return _COLOURS[number % len(_COLOURS)]
 
 
 def _svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
-    """Both programs, an equation in a line, in the order in which they run.
+    """Draws both programs, one equation in a line, in the order in which they run.
 
     The replaced equations have the colour of the rewrite on the left, and the new ones on the
     right. Curves lead from the equation of an array to the equations that read it. Rewrites inside
@@ -185,7 +185,7 @@ def _svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
     right = _SIDE + _WIDTH + _GAP
     total = right + _WIDTH + _SIDE
     fills = {i: _colour_of(g) for g, one in groups.items() for i in one.before}
-    of_old = {i: _DROPPED for i in _without(before, after) if i < _MOST} | fills
+    of_old = {i: _DROPPED for i in _missing_from(before, after) if i < _MOST} | fills
     called = {one.after: g for g, one in groups.items() if one.after is not None}
     of_new = {i: _colour_of(g) for i, g in called.items()}
     labels = {i: groups[g].label for i, g in called.items()}
@@ -205,15 +205,15 @@ def _svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
     return "\n".join(parts)
 
 
-def _without(program: Program, other: Program) -> set[int]:
-    """The positions of the equations none of whose results another program has."""
-    made = {v for e in other.equations for v in e.outvars}
-    return {i for i, e in enumerate(program.equations) if made.isdisjoint(e.outvars)}
+def _missing_from(program: Program, other: Program) -> set[int]:
+    """Returns the positions of equations whose results another program lacks."""
+    others = {v for e in other.equations for v in e.outvars}
+    return {i for i, e in enumerate(program.equations) if others.isdisjoint(e.outvars)}
 
 
 def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict[int, _Group]:
-    """The equations that each rewrite has replaced, by its number, except those in bodies."""
-    gone, new = _without(before, after), sorted(_without(after, before))
+    """Maps the number of each rewrite to the equations that it has replaced outside of bodies."""
+    gone, new = _missing_from(before, after), sorted(_missing_from(after, before))
     positions = {v: i for i, e in enumerate(before.equations) for v in e.outvars}
     claimed: set[int] = set()
     groups = {}
@@ -233,7 +233,7 @@ def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict
 
 
 def _region(before: Program, positions: Mapping[Any, int], root: int, gone: set[int]) -> set[int]:
-    """The removed equations that computed a result, including its own equation."""
+    """Returns the removed equations that computed a result, including its own equation."""
 
     def reads(i: int) -> list[int]:
         atoms = before.equations[i].invars
@@ -243,7 +243,7 @@ def _region(before: Program, positions: Mapping[Any, int], root: int, gone: set[
 
 
 def _is_call_like(equation: Equation, before: Program, root: int) -> bool:
-    """Whether an equation is a call with the results of a removed equation."""
+    """Returns whether an equation is a call with the results of a removed equation."""
     types = [[_type(v) for v in e.outvars] for e in (equation, before.equations[root])]
     return equation.primitive.name in ("jit", "pjit") and types[0] == types[1]
 
@@ -253,7 +253,7 @@ def _type(variable: Any) -> str:
 
 
 def _text(equation: Equation, name: str = "") -> str:
-    """An equation in the format of the places of findings."""
+    """Describes an equation in the format of the findings."""
     results = ", ".join(map(_type, equation.outvars))
     return f"{name or equation.primitive.name} -> {results}"
 
@@ -279,7 +279,7 @@ def _boxes(
 
 
 def _arcs(equations: Sequence[Equation], x: int, side: int) -> list[str]:
-    """Curves beside a column, from the equation of an array to those that read it."""
+    """Draws curves from the equation of an array to those that read it."""
     makers = {v: i for i, e in enumerate(equations) for v in e.outvars}
     pairs = {
         (makers[a], i)

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.constants import Jitted
-from jaxgnn.fusion.edges import segment_reduction
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion.program.constants import Jitted
+from jaxgnn.fusion.program.program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion.recognise.gathers import segment_reduction
 from jaxgnn.testing import assert_close
 
 
@@ -50,17 +50,17 @@ def difference(
         ]
     for what, (new, old) in functions.items():
         actual, expected = list(Jitted(new)(*arrays)), list(Jitted(old)(*arrays))
-        found = _first_difference(what, actual, expected, longest)
-        if found is None:
+        message = _first_difference(what, actual, expected, longest)
+        if message is None:
             continue
         spreads = spread(lambda *a, old=old: list(old(*a)), arrays, expected)
         if not all(map(_is_explained, actual, expected, spreads)):
-            return found
+            return message
     return None
 
 
 def _is_explained(actual: Any, expected: Any, by_rounding: np.ndarray) -> bool:
-    """Whether the change of an array is at most what errors of the size of rounding make of it.
+    """Returns whether errors of the size of rounding explain the change of an array.
 
     A few samples of errors underestimate the change of some entries, so four times that of the
     entry and the largest one of the array are allowed.
@@ -71,7 +71,7 @@ def _is_explained(actual: Any, expected: Any, by_rounding: np.ndarray) -> bool:
     is_finite = np.isfinite(e)
     if not np.array_equal(a[~is_finite], e[~is_finite], equal_nan=True):
         return False
-    change = np.abs(a - e)[is_finite]  # not a number where only the new one is not finite
+    change = np.abs(a - e)[is_finite]  # NaN where only the new result is not finite.
     allowed = 4 * by_rounding[is_finite] + by_rounding.max(initial=0)
     return bool((change <= allowed).all())
 
@@ -82,7 +82,7 @@ def _first_difference(what: str, actual: Any, expected: Any, longest: int) -> st
             if not bool(jnp.all(a == e)):
                 return f"{what} {i} differs"
             continue
-        short = a.dtype if a.dtype.itemsize < 4 else None  # intermediate sums were rounded, too
+        short = a.dtype if a.dtype.itemsize < 4 else None  # Intermediate sums were rounded, too.
         try:
             assert_close(a, e, reduction_length=longest, operands=short, roundings=4)
         except AssertionError as error:
@@ -108,8 +108,8 @@ def _is_float(array: Any) -> bool:
 
 
 _SAMPLES = 8
-_SIZE = 4.0  # largest error, in units of rounding
-_PLACES = 1009  # places in the array of random numbers at which errors begin
+_SIZE = 4.0  # Largest error, in units of rounding.
+_PLACES = 1009  # Number of offsets into the random numbers.
 # Primitives that do not round. An error in their results would let an extreme differ from itself.
 # fmt: off
 _EXACT = frozenset((
@@ -125,26 +125,26 @@ _EXACT = frozenset((
 def spread(
     function: Callable[..., Sequence[Any]], arrays: Sequence[Any], results: Sequence[Any]
 ) -> list[np.ndarray]:
-    """Largest changes of the results of a function by errors of the size of rounding, float64."""
-    noisy = Jitted(_with_errors(Program.of(jax.make_jaxpr(function)(*arrays))))
+    """Returns the largest changes of results by errors of the size of rounding, float64."""
+    noisy = Jitted(_noisy(Program.from_jaxpr(jax.make_jaxpr(function)(*arrays))))
     exact = [np.asarray(r).astype(np.float64) for r in results]
     largest = [np.zeros(r.shape) for r in exact]
     for seed in range(_SAMPLES):
-        made = noisy(jax.random.key(seed), *arrays)
-        for i, (one, other) in enumerate(zip(made, exact, strict=True)):
+        changed = noisy(jax.random.key(seed), *arrays)
+        for i, (one, other) in enumerate(zip(changed, exact, strict=True)):
             with np.errstate(invalid="ignore"):
                 change = np.abs(np.asarray(one).astype(np.float64) - other)
             largest[i] = np.fmax(largest[i], np.where(np.isfinite(change), change, 0))
     return largest
 
 
-def _with_errors(program: Program) -> Callable[..., list[Any]]:
-    """The program with random relative errors in its arguments and in results that are rounded.
+def _noisy(program: Program) -> Callable[..., list[Any]]:
+    """Adds random relative errors to the arguments and rounded results of a program.
 
-    The errors are parts of one array of random numbers, each from a place of its own.
+    The errors are slices of one array of random numbers, each from another offset.
     """
     variables = [*program.inputs, *(v for e in program.equations for v in e.outvars)]
-    places = {v: (37 * i) % _PLACES for i, v in enumerate(variables)}
+    offsets = {v: (37 * i) % _PLACES for i, v in enumerate(variables)}
     size = _PLACES + max((v.aval.size for v in variables if _is_float(v.aval)), default=0)
 
     def run(key: Any, *arrays: Any) -> list[Any]:
@@ -152,40 +152,40 @@ def _with_errors(program: Program) -> Callable[..., list[Any]]:
         errors, place = _SIZE * numbers, (numbers[0] + 1) / 2
 
         def wrong(variable: Any, array: Any) -> Any:
-            return _wrong(errors, places[variable], array) if _is_float(variable.aval) else array
+            return _wrong(errors, offsets[variable], array) if _is_float(variable.aval) else array
 
         def value(atom: Atom) -> Any:
-            return known[atom] if is_variable(atom) else atom.val
+            return values[atom] if is_variable(atom) else atom.val
 
-        known = dict(program.constants)
-        known |= {v: wrong(v, a) for v, a in zip(program.inputs, arrays, strict=True)}
+        values = dict(program.constants)
+        values |= {v: wrong(v, a) for v, a in zip(program.inputs, arrays, strict=True)}
         for equation in program.equations:
-            operands = in_another_order(equation, place, *map(value, equation.invars))
-            made = program.alone(equation)(*operands)
-            pairs = zip(equation.outvars, made, strict=True)
+            operands = reorder_terms(equation, place, *map(value, equation.invars))
+            results = program.alone(equation)(*operands)
+            pairs = zip(equation.outvars, results, strict=True)
             rounds = equation.primitive.name not in _EXACT
-            known |= {v: wrong(v, y) if rounds else y for v, y in pairs}
+            values |= {v: wrong(v, y) if rounds else y for v, y in pairs}
         return [jnp.asarray(value(atom)) for atom in program.outputs]
 
     return run
 
 
-def in_another_order(equation: Equation, place: Any, *operands: Any) -> Sequence[Any]:
-    """The operands of a sum with its terms in reverse, from a ``place`` between 0 and 1 on.
+def reorder_terms(equation: Equation, place: Any, *operands: Any) -> Sequence[Any]:
+    """Reverses the terms of a sum from a ``place`` between 0 and 1 on.
 
-    The operands of other equations stay as they are.
+    Returns the operands of other equations unchanged.
     """
     axes = _axes_of_terms(equation)
     if not axes or any(0 in a.shape for a in operands):
         return operands
     return [
-        a if axis is None else _from_a_place(a, axis, place)
+        a if axis is None else _reversed_from(a, axis, place)
         for a, axis in zip(operands, axes, strict=True)
     ]
 
 
 def _axes_of_terms(equation: Equation) -> Sequence[int | None]:
-    """For each operand of a sum the longest axis of its terms, or None; empty for no sum."""
+    """Returns the longest summed axis of each operand, or None; empty if nothing is summed."""
     name, params = equation.primitive.name, equation.params
     if name == "reduce_sum":
         shape = equation.invars[0].aval.shape
@@ -201,16 +201,16 @@ def _axes_of_terms(equation: Equation) -> Sequence[int | None]:
     return [None, 0, reduction.axis] if reduction is not None else []
 
 
-def _from_a_place(array: Any, axis: int, place: Any) -> Any:
-    """An array whose entries along an axis are in reverse, from a place on, and then the others."""
+def _reversed_from(array: Any, axis: int, place: Any) -> Any:
+    """Reverses an axis, beginning at a relative place and wrapping around."""
     size = array.shape[axis]
     first = jnp.minimum((place * size).astype(jnp.int32), size - 1)
-    places = first - jnp.arange(size, dtype=jnp.int32)
-    return jnp.take(array, jnp.where(places < 0, places + size, places), axis=axis)
+    positions = first - jnp.arange(size, dtype=jnp.int32)
+    return jnp.take(array, jnp.where(positions < 0, positions + size, positions), axis=axis)
 
 
-def _wrong(errors: Any, place: int, array: Any) -> Any:
-    """The array times one plus errors, in units of rounding, that begin at a place."""
-    own = errors[place : place + array.size].reshape(array.shape)
-    factor = 1 + own * (float(jnp.finfo(array.dtype).eps) / 2)
+def _wrong(errors: Any, offset: int, array: Any) -> Any:
+    """Multiplies an array by one plus errors, in units of rounding, from an offset on."""
+    of_entries = errors[offset : offset + array.size].reshape(array.shape)
+    factor = 1 + of_entries * (float(jnp.finfo(array.dtype).eps) / 2)
     return (array.astype(jnp.promote_types(array.dtype, jnp.float32)) * factor).astype(array.dtype)

@@ -23,9 +23,4 @@ from jaxgnn.ops._graph.attention import row_scores as row_scores
 from jaxgnn.ops._graph.attention import row_softmax as row_softmax
 from jaxgnn.ops._graph.attention import weighted_sums as weighted_sums
 from jaxgnn.ops._hypergraph.hypergraph_conv import check_incidence as check_incidence
-from jaxgnn.ops._mhc.mhc_post import MHC_POST as MHC_POST
-from jaxgnn.ops._mhc.mhc_pre import MHC_PRE as MHC_PRE
-from jaxgnn.ops._mhc.mhc_pre import MHCConstants as MHCConstants
-from jaxgnn.ops._mhc.mhc_pre import MHCParams as MHCParams
-from jaxgnn.ops._mhc.sinkhorn import SINKHORN as SINKHORN
 from jaxgnn.ops.core.precision import PRECISIONS as PRECISIONS

@@ -16,7 +16,7 @@ from experiments.mlp import __main__ as command_line
 from experiments.mlp import fuse as fuse_module
 from experiments.mlp.config import NETWORKS, FuseConfig
 from experiments.mlp.fuse import explain_models, model_names
-from jaxgnn.fusion import explain, fuse
+from jaxgnn.fusion import fuse
 from tests.experiments._stand_ins import ended_by_the_system, stuck_in_the_second_case
 
 _rng = np.random.default_rng(0)
@@ -43,20 +43,6 @@ def test_a_plain_network_is_the_same_rewritten_and_by_hand(name):
             np.testing.assert_allclose(other(*network.arrays), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.costly(6)
-@pytest.mark.parametrize("name", NAMES)
-def test_both_searches_rewrite_a_network_alike_where_that_pays(name):
-    if name not in available():
-        pytest.skip("reason: jraphx is not installed")
-    ids = (jnp.asarray(_rng.integers(0, 2000, 60_000), jnp.int32) for _ in range(2))
-    network = plain_network(name, Edges(*ids, 2000), 64)
-    by_matcher, by_egglog = (
-        explain(network.run, *network.arrays, search=search, measure=False).findings.applied
-        for search in ("matcher", "egglog")
-    )
-    assert by_egglog == by_matcher
-
-
 def test_every_network_and_the_nine_of_the_benchmark_can_be_asked_for():
     names = model_names()
     assert len(names) == len(NETWORKS) + len(NAMES)
@@ -68,7 +54,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys, monkeypa
     options = [f"--{name}={value}" for name, value in SMALL.items()]
     models = ["784-256x2-10@64", "jraph.GAT"]
     command = ["mlp", "fuse", "--model", *models, "--run", str(tmp_path), "--all-rewrites"]
-    monkeypatch.setattr(sys, "argv", [*command, "--search=matcher", "--no-measure", *options])
+    monkeypatch.setattr(sys, "argv", [*command, "--no-measure", *options])
     command_line.main()
     text = capsys.readouterr().out
     assert "gat_attention" in text
@@ -81,7 +67,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys, monkeypa
 
 
 def test_measured_times_stand_in_the_table(tmp_path, capsys):
-    config = FuseConfig(("mean",), **SMALL, all_rewrites=True, search="matcher", run=tmp_path)
+    config = FuseConfig(("mean",), **SMALL, all_rewrites=True, run=tmp_path)
     found = explain_models(config)["mean"]
     line = capsys.readouterr().out.strip().splitlines()[-1]
     assert f"{found.measured.before_ms:.3g} -> {found.measured.after_ms:.3g}" in line

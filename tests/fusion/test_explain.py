@@ -21,7 +21,7 @@ def _layer(x):
 
 @pytest.fixture
 def explained():
-    return jaxgnn.fuse.explain(fuse(_layer, search="matcher"), X)
+    return jaxgnn.fuse.explain(fuse(_layer), X)
 
 
 def _pictures(page):

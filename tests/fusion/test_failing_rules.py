@@ -8,10 +8,8 @@ import pytest
 
 import jaxgnn
 from jaxgnn.fusion import fused as fuse_module
-from jaxgnn.fusion import search as search_module
-from jaxgnn.fusion.rewrite import Rewrite
 from jaxgnn.fusion.rules import neighbour_sum
-from jaxgnn.fusion.search import has_egglog
+from jaxgnn.fusion.rules.rule import Rewrite
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
 
 (X,) = arrays((NODES, 3))
@@ -46,19 +44,17 @@ def _of_another_type(view, equation, error):
 
 
 PLACES = {"propose": _in_propose, "function": _in_function, "type": _of_another_type}
-SEARCHES = ["matcher", *(["egglog"] if has_egglog() else [])]
 
 
-@pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_rule_that_raises_leaves_the_function_as_it_was(place, error, search, monkeypatch):
+def test_a_rule_that_raises_leaves_the_function_as_it_was(place, error, monkeypatch):
     def propose(view, equation):
         return PLACES[place](view, equation, error)
 
     rule = dataclasses.replace(neighbour_sum.RULE, propose=propose)
     monkeypatch.setattr(fuse_module, "RULES", (rule,))
-    fused = jaxgnn.fuse(_layer, only_if_faster=False, search=search)
+    fused = jaxgnn.fuse(_layer, only_if_faster=False)
     name = "TypeError" if place == "type" else type(error).__name__
     message = f"the rule neighbour_sum failed with {name}"
     with pytest.warns(UserWarning, match=f"_layer is left as it is: {message}.*report it"):
@@ -75,15 +71,14 @@ class Panic(BaseException):
     """An error as code in Rust raises it, which is no Exception."""
 
 
-@pytest.mark.skipif(not has_egglog(), reason="reason: egglog is not installed")
 @pytest.mark.parametrize("error", [RuntimeError, Panic])
-def test_a_search_that_raises_leaves_the_function_as_it_was(error, monkeypatch):
+def test_a_fault_outside_of_the_rules_leaves_the_function_as_it_was(error, monkeypatch):
     def fail(*args):
-        raise error("no graph")
+        raise error("no program")
 
-    monkeypatch.setattr(search_module, "_candidates", fail)
-    fused = jaxgnn.fuse(_layer, search="egglog")
-    with pytest.warns(UserWarning, match=f"rewriting failed: {error.__name__}: no graph"):
+    monkeypatch.setattr(fuse_module, "transformed", fail)
+    fused = jaxgnn.fuse(_layer)
+    with pytest.warns(UserWarning, match=f"rewriting failed: {error.__name__}: no program"):
         np.testing.assert_allclose(fused(X), _layer(X), rtol=1e-6)
 
 

@@ -165,3 +165,29 @@ def test_unknown_primitives_stay_between_rewritten_ones(name):
         np.testing.assert_allclose(fuse(run)(X), run(X), rtol=1e-4, atol=1e-4)
     else:
         assert_same(run, fuse(run), X)
+
+
+def _mixed_streams(x):
+    """One layer of hyper-connections, whose matrices are normalised in turn along both axes."""
+    streams = jnp.stack([x, x - 1], axis=-2)
+    h_res = jax.nn.softmax(streams @ jnp.swapaxes(streams, -1, -2), axis=-1) + 1e-6
+    for _ in range(3):
+        h_res = h_res / (h_res.sum(-2, keepdims=True) + 1e-6)
+        h_res = h_res / (h_res.sum(-1, keepdims=True) + 1e-6)
+    h_post = 2 * jax.nn.sigmoid(streams.mean(-1))
+    mixed = jnp.einsum("toi,tid->tod", h_res, streams)
+    return mixed + h_post[..., None] * jnp.tanh(streams.sum(-2))[:, None, :]
+
+
+def _divided_in_a_loop(x):
+    def step(h, _):
+        h = h / (h.sum(-1, keepdims=True) + 1e-6)
+        return h / (h.sum(-2, keepdims=True) + 1e-6), None
+
+    return jax.lax.scan(step, jax.nn.softmax(x @ x.T, -2) + 1e-6, length=4)[0]
+
+
+@pytest.mark.parametrize("fn", [_mixed_streams, _divided_in_a_loop], ids=lambda fn: fn.__name__)
+def test_hyper_connections_and_sinkhorn_loops_are_left_to_xla(fn):
+    assert applied(fuse(fn), X) == []
+    assert_same(fn, fuse(fn), X)

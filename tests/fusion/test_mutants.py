@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.fusion import fused as fuse_module
-from jaxgnn.fusion.rewrite import Rewrite, Rule
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.fusion.rules.table import RULES
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import rewrite
+from jaxgnn.fusion import policy
 
 NODES, EDGES, WIDTH = 20_000, 1_200_000, 128
 _rng = np.random.default_rng(0)
@@ -96,6 +96,6 @@ def test_a_case_that_was_slower_at_any_size_says_so(monkeypatch):
 
 
 def test_every_case_of_a_rule_is_listed_for_both_platforms():
-    cases = [set(of_platform) for of_platform in rewrite._FASTER_FROM.values()]
+    cases = [set(of_platform) for of_platform in policy._FASTER_FROM.values()]
     sums = {case for case in set.union(*cases) if case.startswith(("sums of", "extremes of"))}
     assert all(sums <= of_platform for of_platform in cases)

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import jaxgnn
-from jaxgnn.fusion.rewrite import Policy, Rules
+from jaxgnn.fusion.policy import Policy
+from jaxgnn.fusion.rewriting import Rules
 from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing import assert_close

@@ -158,7 +158,7 @@ def test_arrays_of_e3nn_are_arguments_and_results():
     np.testing.assert_allclose(made.array, expected.array, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.again("tests/fusion/test_leftovers.py")
+@pytest.mark.again("tests/fusion/recognise/test_irregular_code.py")
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64:UserWarning")
 def test_a_neighbour_list_of_jax_md():
     from jax_md import energy, partition, space

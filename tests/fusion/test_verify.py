@@ -9,9 +9,9 @@ import pytest
 
 from jaxgnn.fusion import fused as fuse_module
 from jaxgnn.fusion import verify
-from jaxgnn.fusion.program import Program, is_variable
-from jaxgnn.fusion.rewrite import Rewrite
+from jaxgnn.fusion.program.program import Program, is_variable
 from jaxgnn.fusion.rules import neighbour_sum
+from jaxgnn.fusion.rules.rule import Rewrite
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
 
@@ -94,13 +94,13 @@ def test_a_sum_in_another_order_has_the_same_terms():
         lambda x: jnp.maximum(x, 0).max(0),
     )
     for fn in sums:
-        program = Program.of(jax.make_jaxpr(lambda x, fn=fn: [fn(x)])(x))
+        program = Program.from_jaxpr(jax.make_jaxpr(lambda x, fn=fn: [fn(x)])(x))
         known = dict(zip(program.inputs, [x], strict=True)) | dict(program.constants)
         for equation in program.equations:
             operands = [known[a] if is_variable(a) else a.val for a in equation.invars]
             expected = program.alone(equation)(*operands)
             for place in map(jnp.float32, (0, 0.3, 1)):
-                moved = verify.in_another_order(equation, place, *operands)
+                moved = verify.reorder_terms(equation, place, *operands)
                 np.testing.assert_array_equal(program.alone(equation)(*moved)[0], expected[0])
             known |= dict(zip(equation.outvars, expected, strict=True))
 

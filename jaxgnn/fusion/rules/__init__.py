@@ -1,1 +1,1 @@
-"""The rules, each in its own module, whose docstring says when it is sound."""
+"""Rules that replace code by ops, each in a module whose docstring says when it is sound."""

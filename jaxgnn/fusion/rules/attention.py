@@ -14,8 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import Graph, RowGather, reads_end, row_gather
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.program.matching import NoMatch, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Values
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Graph, reads_end
+from jaxgnn.fusion.recognise.gathers import RowGather, row_gather
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     SUMMED,
     Factor,
@@ -24,25 +28,23 @@ from jaxgnn.fusion.products import (
     product_of,
     values_of,
 )
-from jaxgnn.fusion.program import Atom
-from jaxgnn.fusion.rewrite import Values
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 
 
 @dataclass(frozen=True)
 class Sum:
-    """An op that sums rows of a table."""
+    """Call of an op that sums rows of a table."""
 
     op: str
     table: Atom
-    inputs: list[Atom]  # read besides the table
-    apply: Callable[[Any, Values], Any]  # takes the table and the values of the inputs
-    assumes: tuple[str, ...] = ()  # conditions on numbers, for ``Rewrite.assumes``
+    inputs: list[Atom]  # Arrays that the op reads besides the table.
+    # Computes the sum from the table and the values of the inputs.
+    apply: Callable[[Any, Values], Any]
+    assumes: tuple[str, ...] = ()  # Conditions on numbers, for ``Rewrite.assumes``.
 
 
 @or_none
 def gat_of(view: View, logits: Atom, table: Atom, graph: Graph) -> Sum:
-    """``ops.gat_attention`` if scores are ``leaky_relu(a[receivers] + c[senders] + b)``, or None.
+    """Matches ``leaky_relu(a[receivers] + c[senders] + b)`` with ``ops.gat_attention``.
 
     Args:
       view: the view of the program.
@@ -73,14 +75,14 @@ def gat_of(view: View, logits: Atom, table: Atom, graph: Graph) -> Sum:
 
 
 def _bias(graph: Graph, of_edges: list[Atom], values: Values, heads: int, dtype: Any) -> Any:
-    """Numbers of edges that are added to scores, in the order of the slots, if there are any."""
+    """Returns numbers of edges that are added to scores, in the order of the slots, or None."""
     numbers = [values[atom].reshape(-1, heads).astype(dtype) for atom in of_edges]
     return graph.to_slots(numbers[0]) if numbers else None
 
 
 @or_none
 def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float]:
-    """The argument and the slope of the leaky ReLU that computes an atom, or None.
+    """Returns the argument and the slope of a leaky ReLU, or None.
 
     It is ``where(x >= 0, x, slope * x)``, which has the slope one at zero, as the ops have. With
     ``x > 0`` the gradient there is another one. The slope is a positive number: the ops keep a
@@ -100,13 +102,13 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float]:
 
 
 def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
-    """The summands of an array of edges, ignoring axes of size one."""
+    """Returns the summands of an array of edges, ignoring axes of size one."""
     shape = [n for n in atom.aval.shape if n != 1]
-    while (unit := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
+    while (unit := view.produced_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
         if [n for n in unit.invars[0].aval.shape if n != 1] != shape:
             break
         atom = unit.invars[0]
-    equation = view.made_by(atom, "add")
+    equation = view.produced_by(atom, "add")
     if equation is None or depth == 0:
         return [atom]
     if any(a.aval.shape != atom.aval.shape for a in equation.invars):
@@ -115,7 +117,7 @@ def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
 
 
 def inner_products_of(view: View, logits: Atom, table: Atom, graph: Graph) -> Sum | None:
-    """``ops.dot_attention`` or ``ops.gatv2_attention`` if scores are theirs, or None.
+    """Matches scores with ``ops.dot_attention`` or ``ops.gatv2_attention``; or returns None.
 
     The arguments are those of ``gat_of``.
     """
@@ -124,22 +126,23 @@ def inner_products_of(view: View, logits: Atom, table: Atom, graph: Graph) -> Su
         product = _inner_product_of(view, term)
         if product is None or product.scalars:
             continue
-        found = _dot_of(view, product, others, table, graph)
-        found = found or _gatv2_of(view, product, others, table, graph)
-        if found is not None:
-            return found
+        attention = _dot_of(view, product, others, table, graph)
+        attention = attention or _gatv2_of(view, product, others, table, graph)
+        if attention is not None:
+            return attention
     return None
 
 
 @or_none
 def _inner_product_of(view: View, term: Atom) -> Product:
-    """A product of features of edges that is summed along them, and then scaled by constants."""
+    """Matches a sum over features of a product, scaled by constants; or returns None."""
     scaled = product_of(view, term, 0)
     need(not scaled.tables and not scaled.scalars and len(scaled.others) == 1)
     summed = scaled.others[0]
     is_repeated = summed.axes != {d for d, n in enumerate(scaled.shape) if n != 1}
     need(not summed.is_inverse and not is_repeated)
-    rounded = view.made_by(summed.atom, "convert_element_type")  # jnp.sum adds in float32
+    # jnp.sum adds short floats in float32.
+    rounded = view.produced_by(summed.atom, "convert_element_type")
     product = _summed_product_of(view, rounded.invars[0] if rounded else summed.atom)
     product.constants[:0] = scaled.constants
     product.sign *= scaled.sign
@@ -147,8 +150,8 @@ def _inner_product_of(view: View, term: Atom) -> Product:
 
 
 def _summed_product_of(view: View, atom: Atom) -> Product:
-    """The product of features, [edges, heads, dim] or [edges, dim], whose sum an atom is."""
-    summed = view.made_by(atom, "reduce_sum")
+    """Returns the product, [edges, heads, dim] or [edges, dim], whose sum is an atom."""
+    summed = view.produced_by(atom, "reduce_sum")
     if summed is not None:
         last = summed.invars[0].aval.ndim - 1
         need(last >= 1 and tuple(summed.params["axes"]) == (last,))
@@ -159,11 +162,11 @@ def _summed_product_of(view: View, atom: Atom) -> Product:
             continue
         if other.labels == one.labels:
             return _together(product_of(view, one.atom, 0), product_of(view, other.atom, 0))
-        places = {label: d for d, label in enumerate(one.labels) if d > 0}
+        axis_of_label = {label: d for d, label in enumerate(one.labels) if d > 0}
         sizes = zip(other.labels, other.atom.aval.shape, strict=True)
-        labels = tuple(None if n == 1 else places.get(label, 0) for label, n in sizes)
+        labels = tuple(None if n == 1 else axis_of_label.get(label, 0) for label, n in sizes)
         axes = [d for d in labels if d is not None]
-        if 0 not in axes and axes == sorted(axes):  # the same for all edges
+        if 0 not in axes and axes == sorted(axes):  # All edges share the other factor.
             product = product_of(view, one.atom, 0)
             product.others.append(Factor(other.atom, labels))
             return product
@@ -171,7 +174,7 @@ def _summed_product_of(view: View, atom: Atom) -> Product:
 
 
 def _together(left: Product, right: Product) -> Product:
-    """The product of two products of one shape."""
+    """Multiplies two products of one shape."""
     return Product(
         left.shape,
         left.axis,
@@ -185,14 +188,14 @@ def _together(left: Product, right: Product) -> Product:
 
 @or_none
 def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: Graph) -> Sum:
-    """``scale * sum(q[receivers] * k[senders], -1) + b``, whose scale is a product."""
+    """Matches ``scale * sum(q[receivers] * k[senders], -1) + b``; or returns None."""
     scales, gathers = product.constants, [required(t.gather) for t in product.tables]
     need(len(gathers) == 2 and not product.others)
     queries, keys = required(_ends_of(view, gathers, graph))
     need(_have_type_of(table, [queries, keys]))
 
     def apply(table, values):
-        q, k = _with_heads(values[queries]), _with_heads(values[keys])
+        q, k = _add_head_axis(values[queries]), _add_head_axis(values[keys])
         scale = values_of(scales, values, 0)
         q = q if scale is None else q * scale.astype(q.dtype)
         q, heads = q if product.sign > 0 else -q, q.shape[1]
@@ -207,7 +210,7 @@ def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: 
 
 @or_none
 def _gatv2_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: Graph) -> Sum:
-    """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values."""
+    """Matches ``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b`` with values z."""
     shared = [f for f in product.others if 0 not in f.axes and not f.is_inverse]
     of_edges = [f for f in product.others if f not in shared]
     need(not product.tables and len(of_edges) == 1 and shared and product.edges != 1)
@@ -220,7 +223,7 @@ def _gatv2_of(view: View, product: Product, bias: list[Atom], table: Atom, graph
     factors = [*shared, *product.constants]
 
     def apply(table, values):
-        x, z = _with_heads(values[of_rows]), _with_heads(table)
+        x, z = _add_head_axis(values[of_rows]), _add_head_axis(table)
         shape = 1, *product.shape[1:]
         vectors = product.sign * values_of(factors, values, len(shape))
         vectors = jnp.broadcast_to(vectors, shape).reshape(x.shape[1:]).astype(table.dtype)
@@ -233,7 +236,7 @@ def _gatv2_of(view: View, product: Product, bias: list[Atom], table: Atom, graph
 
 
 def _ends_of(view: View, gathers: list[RowGather], graph: Graph) -> tuple[Atom, Atom] | None:
-    """The tables that two gathers read by the receiver and by the sender, in this order, or None.
+    """Returns the table read by the receiver and the one read by the sender, or None.
 
     If all edges are self loops, both gathers read by either.
     """
@@ -245,13 +248,13 @@ def _ends_of(view: View, gathers: list[RowGather], graph: Graph) -> tuple[Atom, 
 
 
 def _have_type_of(table: Atom, arrays: Sequence[Atom]) -> bool:
-    """Whether arrays of nodes are of the dtype of the values, and have as many heads."""
+    """Returns whether arrays of nodes are of the dtype of the values, and have as many heads."""
     heads = {a.aval.shape[1] if a.aval.ndim == 3 else 1 for a in arrays}
     return len(heads) == 1 and all(
         a.aval.dtype == table.aval.dtype and a.aval.ndim in (2, 3) for a in arrays
     )
 
 
-def _with_heads(of_nodes: Any) -> Any:
+def _add_head_axis(of_nodes: Any) -> Any:
     """Adds an axis of heads to an array with one head, [nodes, heads, dim]."""
     return of_nodes if of_nodes.ndim == 3 else of_nodes[:, None, :]

@@ -24,23 +24,25 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgnn.fusion.edges import Mask, RowGather, mask_of_read_rows, row_gather, where_rows
-from jaxgnn.fusion.plans import Plan
-from jaxgnn.fusion.products import IN_RANGE, multiplied, product_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.graphs.preparations import Preparation
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Mask, mask_of_read_rows, mask_rows
+from jaxgnn.fusion.recognise.gathers import RowGather, row_gather
+from jaxgnn.fusion.recognise.products import IN_RANGE, multiplied, product_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some columns of the left factor."""
+    """Range of columns of the left factor."""
 
-    atom: Atom  # the columns, or the table of which they are rows
-    start: int  # the first of them
-    end: int  # the one after the last of them
-    gather: RowGather | None = None  # reads them from the table
-    is_read: Mask | None = None  # mask of the rows of the table
+    atom: Atom  # Array of the columns, or the table that they are gathered from.
+    start: int  # First column.
+    end: int  # Column after the last one.
+    gather: RowGather | None = None  # Gather that reads rows of the table, or None.
+    is_read: Mask | None = None  # Mask of the rows of the table that are read.
 
 
 def _propose_projection(view: View, equation: Equation) -> Rewrite:
@@ -59,24 +61,26 @@ def _propose_projection(view: View, equation: Equation) -> Rewrite:
 
     def function(*arrays):
         values = Values(inputs, arrays)
-        made = None
+        total = None
         for part in parts:
             term, gather = values[part.atom], part.gather
             if gather is not None and part.is_read is not None:
-                term = where_rows(part.is_read, term, gather.axis)
+                term = mask_rows(part.is_read, term, gather.axis)
             matrix = lax.slice_in_dim(values[right], part.start, part.end, axis=of_right[0])
             term = equation.primitive.bind(term, matrix, **equation.params)
-            term = term if gather is None else gather.read(term, values[gather.places])
-            made = term if made is None else made + term
-        return [made]
+            term = term if gather is None else gather.read(term, values[gather.ids])
+            total = term if total is None else total + term
+        return [total]
 
-    inputs = [right, *(p.atom for p in parts), *(g.places for g in gathers)]
+    inputs = [right, *(p.atom for p in parts), *(g.ids for g in gathers)]
     before = 2 * nbytes(left) + nbytes(right, output)
     tables = nbytes(*(g.table for g in gathers))
     after = nbytes(right, *(p.atom for p in parts)) + tables + (1 + len(gathers)) * nbytes(output)
     note = f"{left.aval.str_short()} @ {right.aval.str_short()} -> {len(parts)} products"
-    plans = [p.is_read for p in parts if isinstance(p.is_read, Plan)]
-    return Rewrite(equation, inputs, function, note, before, after, is_open=True, plans=plans)
+    preparations = [p.is_read for p in parts if isinstance(p.is_read, Preparation)]
+    return Rewrite(
+        equation, inputs, function, note, before, after, is_open=True, preparations=preparations
+    )
 
 
 def _parts(view: View, left: Atom) -> list[_Part]:
@@ -98,8 +102,8 @@ def _check_sizes(nodes: int, edges: int) -> None:
 
 
 def columns_of(view: View, atom: Atom) -> list[Atom]:
-    """The arrays that are concatenated along the last axis."""
-    equation = view.made_by(atom, "concatenate")
+    """Returns the arrays that are concatenated along the last axis."""
+    equation = view.produced_by(atom, "concatenate")
     if equation is None or equation.params["dimension"] != atom.aval.ndim - 1:
         return [atom]
     return [part for piece in equation.invars for part in columns_of(view, piece)]
@@ -119,19 +123,27 @@ def _propose_sum(view: View, equation: Equation) -> Rewrite:
 
     def function(*arrays):
         values = Values(inputs, arrays)
-        rows = where_rows(is_read, values[gather.table], 0).astype(summed.aval.dtype)
+        rows = mask_rows(is_read, values[gather.table], 0).astype(summed.aval.dtype)
         rows = multiplied(rows, factors, values, rows.ndim)
         sums = equation.primitive.bind(rows, **equation.params)
-        return [gather.read(sums if product.sign > 0 else -sums, values[gather.places])]
+        return [gather.read(sums if product.sign > 0 else -sums, values[gather.ids])]
 
-    inputs = [gather.table, gather.places, *(factor.atom for factor in factors)]
+    inputs = [gather.table, gather.ids, *(factor.atom for factor in factors)]
     edges = nbytes(summed)
     note = f"sum of {summed.aval.str_short()} -> sums by nodes"
     before, after = 3 * edges + nbytes(output), 2 * nbytes(gather.table) + 2 * nbytes(output)
     assumes = () if product.is_chain else (IN_RANGE,)
-    plans = [is_read] if isinstance(is_read, Plan) else []
+    preparations = [is_read] if isinstance(is_read, Preparation) else []
     return Rewrite(
-        equation, inputs, function, note, before, after, is_open=True, assumes=assumes, plans=plans
+        equation,
+        inputs,
+        function,
+        note,
+        before,
+        after,
+        is_open=True,
+        assumes=assumes,
+        preparations=preparations,
     )
 
 

@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.program import Atom, Equation, is_variable
-from jaxgnn.fusion.rewrite import Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import Linear, activation_of, chain_of, linear_of
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.program.matching import need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, is_variable, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import DenseLayer, activation_of, chain_of, dense_layer_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import FUSED_LINEAR, FUSED_MLP
 
@@ -58,7 +59,7 @@ def _propose_mlp(view: View, equation: Equation) -> Rewrite:
 def _propose_linear(view: View, equation: Equation) -> Rewrite:
     output = equation.outvars[0]
     argument, activation = required(activation_of(view, output))
-    layer = required(linear_of(view, argument))
+    layer = required(dense_layer_of(view, argument))
 
     def function(*arrays):
         values = Values(inputs, arrays)
@@ -75,7 +76,7 @@ def _propose_linear(view: View, equation: Equation) -> Rewrite:
 
 
 def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
-    """Whether a longer chain contains this one: with the bias, or with the next layer."""
+    """Returns whether a longer chain of layers contains this one."""
     sums = [e for e in view.users(output) if e.primitive.name == "add"]
     if any(chain_of(view, e.outvars[0], is_private=True)[1] for e in sums):
         return True
@@ -84,22 +85,22 @@ def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
 
 
 def _products_after(view: View) -> Mapping[Any, list[Equation]]:
-    """The products whose left factor an activation computes, by the activation's argument."""
+    """Maps arguments of activations to the products that read the activation."""
 
-    def found() -> Mapping[Any, list[Equation]]:
-        made: dict[Any, list[Equation]] = {}
+    def reach() -> Mapping[Any, list[Equation]]:
+        reached: dict[Any, list[Equation]] = {}
         for equation in view.program.equations:
             if equation.primitive.name == "dot_general":
                 inner = activation_of(view, equation.invars[0])
                 if inner is not None and is_variable(inner[0]):
-                    made.setdefault(inner[0], []).append(equation)
-        return made
+                    reached.setdefault(inner[0], []).append(equation)
+        return reached
 
-    return view.remembered("products after an activation", None, found)
+    return view.remembered("products after an activation", None, reach)
 
 
-def _types(layer: Linear) -> tuple[Any, Any]:
-    """The kernel and the bias of a layer, as ``jax.ShapeDtypeStruct``."""
+def _types(layer: DenseLayer) -> tuple[Any, Any]:
+    """Returns the kernel and the bias of a layer, as ``jax.ShapeDtypeStruct``."""
     shape, dtype = layer.kernel.aval.shape, layer.kernel.aval.dtype
     shape = shape[::-1] if layer.is_transposed else shape
     bias = None if layer.bias is None else jax.ShapeDtypeStruct(shape[1:], dtype)

@@ -32,22 +32,27 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Columns,
     Graph,
     Rows,
-    SegmentReduction,
     are_the_same,
     columns_read,
     graph_between,
-    is_filled_with,
+    mask_rows,
     reads_own_row,
-    row_gather,
     rows_of,
-    segment_reduction,
-    where_rows,
 )
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.recognise.gathers import (
+    SegmentReduction,
+    is_filled_with,
+    row_gather,
+    segment_reduction,
+)
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     Product,
     assumed_of_masks,
@@ -55,22 +60,20 @@ from jaxgnn.fusion.products import (
     rows_behind,
     values_of,
 )
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
+from jaxgnn.fusion.recognise.templates import DenseLayer, chain_of
 from jaxgnn.fusion.rules.by_nodes import columns_of
-from jaxgnn.fusion.templates import Linear, chain_of
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 _ASSUMES = "finite numbers, and sums over edges that do not overflow before the last layer"
 
 
 @dataclass(frozen=True)
 class EdgeInputs:
-    """The columns of the input of the first layer: arrays, with the columns that they fill."""
+    """Arrays that fill the input of the first layer, with their columns."""
 
-    of_rows: list[tuple[Atom, range]]  # tables that are read by the receiver
-    of_columns: list[tuple[Atom, range]]  # tables that are read by the sender
-    of_edges: list[tuple[Atom, range]]  # features of edges
+    of_rows: list[tuple[Atom, range]]  # Tables that are read by the receiver.
+    of_columns: list[tuple[Atom, range]]  # Tables that are read by the sender.
+    of_edges: list[tuple[Atom, range]]  # Arrays of features of edges.
     graph: Graph
 
     @property
@@ -78,20 +81,20 @@ class EdgeInputs:
         """All columns, in the order of the op."""
         return [*self.of_rows, *self.of_columns, *self.of_edges]
 
-    def kernel(self, given: Any) -> Any:
-        """The kernel of the first layer, with its rows in the order of the op."""
+    def kernel(self, kernel: Any) -> Any:
+        """Returns the kernel of the first layer, with its rows in the order of the op."""
         spans = [span for _, span in self.parts]
         if spans == sorted(spans, key=lambda span: span.start):
-            return given
-        return jnp.concatenate([given[span.start : span.stop] for span in spans])
+            return kernel
+        return jnp.concatenate([kernel[span.start : span.stop] for span in spans])
 
     def arrays(self, values: Values, axis: int) -> tuple[Any, Any, Any]:
-        """Features of receivers, senders and edge slots."""
+        """Returns features of receivers, senders and edge slots."""
         parts = self.of_rows, self.of_columns, self.of_edges
         arrays = [[values[atom] for atom, _ in part] for part in parts]
         rows, columns, edges = (jnp.concatenate(part, -1) if part else None for part in arrays)
-        rows = where_rows(self.graph.has_edges, rows, axis)
-        columns = where_rows(self.graph.is_read, columns, axis)
+        rows = mask_rows(self.graph.has_edges, rows, axis)
+        columns = mask_rows(self.graph.is_read, columns, axis)
         return rows, columns, None if edges is None else self.graph.to_slots(edges, axis)
 
 
@@ -119,7 +122,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
 
 
 def _is_only_summed(view: View, messages: Atom) -> bool:
-    """Whether messages are read once, or by one sum at receivers and one at senders.
+    """Returns whether messages are read once, or by one sum at each end.
 
     The op does not return the messages, so they would be computed again for any other reader.
     """
@@ -131,7 +134,7 @@ def _is_only_summed(view: View, messages: Atom) -> bool:
 
 
 def edge_inputs(view: View, reduction: SegmentReduction, rows: Rows, first: Atom) -> EdgeInputs:
-    """The columns of the input of the first layer, for edges that enter ``rows``.
+    """Returns the parts of the input of the first layer, for edges that enter ``rows``.
 
     Raises ``Refusal`` if there are no edges, or only one end of them is read.
     """
@@ -155,7 +158,7 @@ def edge_inputs(view: View, reduction: SegmentReduction, rows: Rows, first: Atom
         ):
             senders = columns, gather.size
             of_columns.append((gather.table, span))
-        else:  # a third list of ids
+        else:  # A third list of ids reads this part.
             of_edges.append((atom, span))
     if senders is None or not of_rows:
         raise Refusal("only one end of the edges is read")
@@ -167,7 +170,7 @@ def _rewrite(
     view: View,
     reduction: SegmentReduction,
     product: Product,
-    layers: list[Linear],
+    layers: list[DenseLayer],
     activation: ops.Activation | None,
     ends: EdgeInputs,
     case: str,
@@ -176,7 +179,7 @@ def _rewrite(
     tables = [atom for atom, _ in ends.parts]
     parameters = [atom for layer in layers for atom in layer.inputs]
     scalars, constants = product.scalars, product.constants
-    if scalars:  # then constants are multiplied into them
+    if scalars:  # Constants are multiplied into the weights.
         scalars, constants = [*scalars, *constants], []
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     inputs = [*tables, *parameters, *(f.atom for f in (*scalars, *constants))]
@@ -199,9 +202,9 @@ def _rewrite(
             weights=weights,
             activation=activation,
         )
-        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+        if scale is not None:  # An infinite scale must not reach rows without edges.
             of_rows = jnp.broadcast_to(scale.astype(y.dtype), (*[1] * axis, y.shape[axis], 1))
-            y = y * where_rows(ends.graph.has_edges, of_rows, axis)
+            y = y * mask_rows(ends.graph.has_edges, of_rows, axis)
         y = y if product.sign > 0 else -y
         return [y if starts_at_zero else values[reduction.base] + y]
 
@@ -211,7 +214,7 @@ def _rewrite(
     assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1), *assumed_of_masks(product))
     return Rewrite(
         reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes,
-        plans=ends.graph.plans,
+        preparations=ends.graph.preparations,
     )  # fmt: skip
 
 

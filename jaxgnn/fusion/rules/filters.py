@@ -1,4 +1,4 @@
-"""Filters of gathered rows: what multiplies them channel by channel, for ``neighbour_sum``.
+"""Filters that multiply gathered rows channel by channel, for ``neighbour_sum``.
 
 ``segment_sum(x[senders] * w, receivers)`` with an array ``w`` of edges and features becomes
 ``ops.filtered_sum``. If ``w`` is a product of matrices, ``basis @ kernel (+ bias)``, which nothing
@@ -14,31 +14,32 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxgnn.fusion.edges import Graph, RowGather
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import Graph
+from jaxgnn.fusion.recognise.gathers import RowGather
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     Factor,
     Product,
+    drop_unit_labels,
     matrix_product_of,
-    unless_one,
+    strip_repeats,
     values_of,
-    without_repeats,
 )
-from jaxgnn.fusion.program import Atom
-from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.rules.attention import Sum
-from jaxgnn.fusion.view import View, need, or_none, required
 from jaxgnn.ops.shared import MOST_FEATURES, MadeFilters, filtered_sum_in_order
 
 
 @dataclass(frozen=True)
-class _Made:
+class _FilterProduct:
     """Filters that are ``basis @ kernel + bias``."""
 
-    basis: Atom  # [edges, features]
+    basis: Atom  # Array [edges, features].
     kernel: Atom
-    is_transposed: bool  # whether the kernel is [dim, features], not [features, dim]
-    bias: Atom | None  # of ``dim`` entries
+    is_transposed: bool  # True if the kernel is [dim, features].
+    bias: Atom | None  # Array of ``dim`` entries, or None.
 
 
 def check_filters(product: Product) -> None:
@@ -54,77 +55,91 @@ def check_filters(product: Product) -> None:
 
 
 def filtered_rows(view: View, graph: Graph, gather: RowGather, product: Product) -> Sum:
-    """The sum of rows, each multiplied by all other factors of an array of edges."""
+    """Returns the sum of rows, each multiplied by all other factors of an array of edges."""
     factors = [*product.others, *product.scalars, *product.constants]
-    made = _made_of(view, product) if len(product.others) == 1 else None
-    if made is None:
-        return _given(graph, gather, product, factors)
-    return _by_kernel(graph, gather, product, made)
+    filters = _filter_product(view, product) if len(product.others) == 1 else None
+    if filters is None:
+        return _sum_by_filters(graph, gather, product, factors)
+    return _sum_by_kernel(graph, gather, product, filters)
 
 
-def _given(graph: Graph, gather: RowGather, product: Product, factors: list[Factor]) -> Sum:
+def _sum_by_filters(
+    graph: Graph, gather: RowGather, product: Product, factors: list[Factor]
+) -> Sum:
     def apply(table, values):
         weights = values_of(factors, values, len(product.shape)).astype(table.dtype)
         weights = jnp.broadcast_to(weights, (product.edges, *weights.shape[1:]))
-        return filtered_sum_in_order(graph.graph, graph.places, table, weights, MadeFilters())
+        return filtered_sum_in_order(
+            graph.graph, graph.edge_positions, table, weights, MadeFilters()
+        )
 
     assumes = (IN_RANGE,) if len(factors) > 1 else ()
     return Sum("filtered_sum", gather.table, [f.atom for f in factors], apply, assumes)
 
 
-def _by_kernel(graph: Graph, gather: RowGather, product: Product, made: _Made) -> Sum:
+def _sum_by_kernel(
+    graph: Graph, gather: RowGather, product: Product, filters_product: _FilterProduct
+) -> Sum:
     factors = [*product.scalars, *product.constants]
-    bias = [] if made.bias is None else [made.bias]
+    bias = [] if filters_product.bias is None else [filters_product.bias]
     heads = [1] * (len(product.shape) - 2)
 
     def apply(table, values):
-        kernel = values[made.kernel].T if made.is_transposed else values[made.kernel]
+        kernel = (
+            values[filters_product.kernel].T
+            if filters_product.is_transposed
+            else values[filters_product.kernel]
+        )
         features, dim = kernel.shape
         filters = MadeFilters(
-            values[made.basis],
+            values[filters_product.basis],
             kernel.reshape(features, *heads, dim),
-            None if made.bias is None else values[made.bias].reshape(*heads, dim),
+            None
+            if filters_product.bias is None
+            else values[filters_product.bias].reshape(*heads, dim),
             _envelope(values, factors, product) if factors else None,
         )
-        return filtered_sum_in_order(graph.graph, graph.places, table, None, filters)
+        return filtered_sum_in_order(graph.graph, graph.edge_positions, table, None, filters)
 
-    atoms = [made.basis, made.kernel, *bias, *(f.atom for f in factors)]
+    atoms = [filters_product.basis, filters_product.kernel, *bias, *(f.atom for f in factors)]
     assumes = ("finite numbers of edges", IN_RANGE)
     return Sum("filtered_sum by a kernel", gather.table, atoms, apply, assumes)
 
 
 def _envelope(values: Any, factors: list[Factor], product: Product) -> Any:
-    """The product of numbers of edges and constants, [edges]."""
-    made = values_of(factors, values, len(product.shape))
-    return jnp.broadcast_to(made.reshape(math.prod(made.shape)), (product.edges,))
+    """Returns the product of numbers of edges and constants, [edges]."""
+    product_of_numbers = values_of(factors, values, len(product.shape))
+    return jnp.broadcast_to(
+        product_of_numbers.reshape(math.prod(product_of_numbers.shape)), (product.edges,)
+    )
 
 
 @or_none
-def _made_of(view: View, product: Product) -> _Made:
-    """The product of matrices that makes the filters, if nothing else reads them."""
+def _filter_product(view: View, product: Product) -> _FilterProduct:
+    """Returns the product of matrices that computes the filters, if nothing else reads them."""
     (factor,), last = product.others, len(product.shape) - 1
     need(factor.labels == (0, last) and not product.has_heads)
     atom, bias = factor.atom, None
     need(view.is_read_once(atom))
-    added = view.made_by(atom, "add")
+    added = view.produced_by(atom, "add")
     if added is not None:
-        atom, bias = _without_bias(view, *added.invars)
+        atom, bias = _split_bias(view, *added.invars)
         need(view.is_read_once(atom))
     basis, kernel = required(matrix_product_of(view, atom))
     need(basis.atom.aval.shape[1] + (bias is not None) <= MOST_FEATURES)
-    return _Made(basis.atom, kernel.atom, kernel.labels[0] == 1, bias)
+    return _FilterProduct(basis.atom, kernel.atom, kernel.labels[0] == 1, bias)
 
 
 def _both_orders[T](a: T, b: T) -> tuple[tuple[T, T], tuple[T, T]]:
     return (a, b), (b, a)
 
 
-def _without_bias(view: View, a: Atom, b: Atom) -> tuple[Atom, Atom]:
-    """A sum of two arrays as an array of edges and what is the same for all edges."""
+def _split_bias(view: View, a: Atom, b: Atom) -> tuple[Atom, Atom]:
+    """Splits a sum into an array of edges and a row that all edges share."""
     kinds = "broadcast_in_dim", "reshape", "squeeze"
     for array, other in _both_orders(a, b):
-        repeated, labels = without_repeats(view, other, (0, 1), *kinds)
-        named = [label for label in unless_one(labels, repeated) if label is not None]
+        repeated, labels = strip_repeats(view, other, (0, 1), *kinds)
+        named = [label for label in drop_unit_labels(labels, repeated) if label is not None]
         if named == [1] and repeated.aval.size == array.aval.shape[1]:
             return array, repeated
     return required(None)

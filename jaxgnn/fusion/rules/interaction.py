@@ -27,34 +27,33 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import put_own
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.graphs.static_graphs import StaticGraph
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import known_rows, mask_rows, rows_of
+from jaxgnn.fusion.recognise.gathers import (
     SegmentReduction,
     is_filled_with,
-    known_rows,
     row_gather,
-    rows_of,
     segment_reduction,
-    where_rows,
 )
-from jaxgnn.fusion.graphs import StaticGraph
-from jaxgnn.fusion.norms import NormOf, norm_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
+from jaxgnn.fusion.recognise.norms import NormOf, norm_of
+from jaxgnn.fusion.recognise.templates import DenseLayer, activation_of, chain_of
 from jaxgnn.fusion.rules.by_nodes import columns_of
 from jaxgnn.fusion.rules.edge_mlp import EdgeInputs, edge_inputs
-from jaxgnn.fusion.templates import Linear, activation_of, chain_of
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.dispatch import resolve, vmap_leading
 from jaxgnn.ops.shared import EdgeLists, InteractionOptions, updated_edges
 
 
 @dataclass(frozen=True)
 class _Update:
-    """The update of each edge: layers, and the normalisation of their result."""
+    """Update of each edge: layers, and the normalisation of their result."""
 
     atom: Atom
     norm: NormOf | None
-    layers: list[Linear]
+    layers: list[DenseLayer]
     activation: ops.Activation | None
     activate_last: bool
 
@@ -67,7 +66,7 @@ class _Update:
         return [*(atom for layer in self.layers for atom in layer.inputs), *of_norm]
 
     def scale_and_offset(self, values: Values, dtype: Any) -> tuple[Any, Any]:
-        """The factors of the normalised features, and what is added to them; None for neither."""
+        """Returns the scale and the offset of the normalisation, or None for each."""
         if self.norm is None:
             return None, None
         width, scale, offset = self.atom.aval.shape[-1], None, None
@@ -117,11 +116,11 @@ def _propose(view: View, equation: Equation) -> Rewrite:
 
 
 def _update_of(view: View, summed: Atom) -> tuple[_Update, bool]:
-    """The update that is summed, and whether the features of the edges are added to it before."""
+    """Returns the summed update, and whether features of edges are added before the sum."""
     update = _layers_of(view, summed)
     if update is not None:
         return update, False
-    added = required(view.made_by(summed, "add"))
+    added = required(view.produced_by(summed, "add"))
     for e, atom in (added.invars, added.invars[::-1]):
         update = _layers_of(view, atom)
         if update is not None and _features(view, update) is not None:
@@ -145,10 +144,10 @@ def _layers_of(view: View, atom: Atom) -> _Update:
 
 
 def _features(view: View, update: _Update) -> Atom | None:
-    """The one array of features of edges in the input of the first layer, or None."""
+    """Returns the one array of features of edges in the input of the first layer, or None."""
     parts = columns_of(view, update.layers[0].x)
-    own = [part for part in parts if row_gather(view, part) is None]
-    return own[0] if len(own) == 1 else None
+    features = [part for part in parts if row_gather(view, part) is None]
+    return features[0] if len(features) == 1 else None
 
 
 def _uses(
@@ -161,7 +160,7 @@ def _uses(
 ) -> _Uses:
     variable = reduction.updates
     others = [e for e in view.users(variable) if e is not reduction.equation]
-    at_senders = next(filter(None, (_at_senders(view, e, graph) for e in others)), None)
+    at_senders = next(filter(None, (_sum_at_senders(view, e, graph) for e in others)), None)
     if at_senders is not None:
         others = [e for e in others if e is not at_senders.equation]
     if sums_edges:
@@ -173,12 +172,13 @@ def _uses(
     if len(others) == 1 and not view.is_output(variable) and _adds(others[0], e, variable):
         residual, others = others[0].outvars[0], []
     keeps = bool(others) or view.is_output(variable)
-    need(update.norm is not None or keeps or residual is not None)  # else ``edge_mlp`` takes it
+    # Other code is a case of ``edge_mlp``.
+    need(update.norm is not None or keeps or residual is not None)
     return _Uses(at_senders, residual, keeps, False)
 
 
 def _adds(equation: Equation, e: Atom | None, update: Any) -> bool:
-    """Whether an equation adds the features of the edges and the update."""
+    """Returns whether an equation adds the features of the edges and the update."""
     if e is None or equation.primitive.name != "add":
         return False
     return any(
@@ -186,32 +186,32 @@ def _adds(equation: Equation, e: Atom | None, update: Any) -> bool:
     )
 
 
-def _at_senders(view: View, equation: Equation, graph: StaticGraph) -> SegmentReduction | None:
-    """The sum of the same edges at their senders that an equation computes, or None."""
-    found = segment_reduction(equation)
-    if found is None or found.kind != "sum" or found.size != graph.graph.num_cols:
+def _sum_at_senders(view: View, equation: Equation, graph: StaticGraph) -> SegmentReduction | None:
+    """Returns the sum of the same edges at their senders that an equation computes, or None."""
+    reduction = segment_reduction(equation)
+    if reduction is None or reduction.kind != "sum" or reduction.size != graph.graph.num_cols:
         return None
     try:
-        rows = known_rows(view, found)
+        rows = known_rows(view, reduction)
     except Refusal:
         return None
     columns = np.empty_like(rows)
     columns[graph.order] = graph.live_columns
     is_same = rows.shape == columns.shape and bool((rows == columns).all())
-    return found if is_same and is_filled_with(view, found.base, 0) else None
+    return reduction if is_same and is_filled_with(view, reduction.base, 0) else None
 
 
 def _arrays(inputs: EdgeInputs, values: Values, axis: int) -> tuple[Any, Any, Any]:
-    """Features of receivers, of senders, and of edges in the order of the edge list."""
+    """Returns features of receivers, of senders, and of edges in the order of the edge list."""
     parts = inputs.of_rows, inputs.of_columns, inputs.of_edges
     arrays = [[values[atom] for atom, _ in part] for part in parts]
     rows, columns, edges = (jnp.concatenate(part, -1) if part else None for part in arrays)
-    rows = where_rows(inputs.graph.has_edges, rows, axis)
-    return rows, where_rows(inputs.graph.is_read, columns, axis), edges
+    rows = mask_rows(inputs.graph.has_edges, rows, axis)
+    return rows, mask_rows(inputs.graph.is_read, columns, axis), edges
 
 
 def _lists(graph: StaticGraph) -> EdgeLists:
-    """Both ends of the edges in the order of the edge list."""
+    """Returns both ends of the edges in the order of the edge list."""
     receivers, senders = (np.empty(graph.order.size, np.int32) for _ in range(2))
     receivers[graph.order], senders[graph.order] = graph.live_rows, graph.live_columns
     order = None if graph.is_ordered else put_own(graph.order)
@@ -259,15 +259,16 @@ def _rewrite(
             updated_edges, resolve("interaction", None), _lists(graph),
             context=None, parameters=parameters, options=options, ends=ends,
         )  # fmt: skip
-        made, total = vmap_leading(run, axis, (0, 0, None if e is None else 0))(
+        new_edges, total = vmap_leading(run, axis, (0, 0, None if e is None else 0))(
             receivers, senders, e
         )
         totals = list(total) if ends == "both" else [total]
         if not starts_at_zero:
             totals[0] = values[reduction.base] + totals[0]
-        found = [*totals, made][: len(types)]
+        returned = [*totals, new_edges][: len(types)]
         return [
-            y.reshape(shape).astype(dtype) for y, (shape, dtype) in zip(found, types, strict=True)
+            y.reshape(shape).astype(dtype)
+            for y, (shape, dtype) in zip(returned, types, strict=True)
         ]
 
     size = nbytes(update.atom)

@@ -29,20 +29,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import mask_rows, rows_that_are_read
+from jaxgnn.fusion.recognise.gathers import (
     RowGather,
     SegmentReduction,
     is_filled_with,
-    rows_that_are_read,
     segment_reduction,
-    where_rows,
 )
-from jaxgnn.fusion.products import Factor, Product, multiplied, product_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values
+from jaxgnn.fusion.recognise.products import Factor, Product, multiplied, product_of
+from jaxgnn.fusion.recognise.templates import is_matrix_product
 from jaxgnn.fusion.rules.maxk import maxk_of
-from jaxgnn.fusion.templates import is_matrix_product
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 # Operations that take as long as a byte of memory; an upper estimate for current CPUs and GPUs.
 _OPERATIONS_PER_BYTE = 16
@@ -51,11 +51,11 @@ _ASSUMES = ("finite numbers, and sums and products that do not overflow in eithe
 
 @dataclass(frozen=True)
 class _Sum:
-    """A sum over neighbours of rows of one table."""
+    """Sum over neighbours of rows of one table."""
 
     reduction: SegmentReduction
-    product: Product  # the summed array
-    gather: RowGather  # reads the rows
+    product: Product  # Summed array, taken apart.
+    gather: RowGather  # Gather of the rows.
 
     @property
     def factors(self) -> list[Factor]:
@@ -66,20 +66,20 @@ class _Sum:
     def inputs(self) -> list[Atom]:
         """The atoms that ``apply`` reads besides the table."""
         atoms = [factor.atom for factor in self.factors]
-        return [self.gather.places, self.reduction.places, *atoms]
+        return [self.gather.ids, self.reduction.ids, *atoms]
 
     def apply(self, table: Any, values: Values) -> Any:
-        """The sum of rows of a table of any width."""
-        updates = self.gather.read(table, values[self.gather.places])
+        """Sums rows of a table of any width."""
+        updates = self.gather.read(table, values[self.gather.ids])
         updates = multiplied(updates, self.factors, values, updates.ndim)
         updates = updates if self.product.sign > 0 else -updates
         shape = (*self.reduction.base.aval.shape[:-1], table.shape[-1])
-        equation, segments = self.reduction.equation, values[self.reduction.places]
+        equation, segments = self.reduction.equation, values[self.reduction.ids]
         base = jnp.zeros(shape, updates.dtype)
         return equation.primitive.bind(base, segments, updates, **equation.params)
 
     def rows_that_are_read(self, view: View) -> np.ndarray:
-        """A mask of the rows of the table; raises ``Refusal`` if the sum can not be moved."""
+        """Returns a mask of the read rows; raises ``Refusal`` if the sum can not be moved."""
         rows = self.gather.equation.outvars[0]
         if not all(map(view.is_read_once, (self.reduction.updates, rows))):
             raise Refusal("the rows are needed, too")
@@ -88,7 +88,7 @@ class _Sum:
 
 @or_none
 def _sum_of(view: View, equation: Equation) -> _Sum:
-    """The sum of rows of one table that a scatter computes, or None."""
+    """Returns the sum of rows of one table that a scatter computes, or None."""
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     need(reduction.kind == "sum" and reduction.axis == output.aval.ndim - 2)
     need(jnp.issubdtype(output.aval.dtype, jnp.floating))
@@ -99,19 +99,19 @@ def _sum_of(view: View, equation: Equation) -> _Sum:
 
 
 def _is_product(equation: Equation) -> bool:
-    """Whether an equation is a product of the last axis of an array with a matrix of its type."""
+    """Returns whether an equation multiplies the last axis by a matrix of the same dtype."""
     types = {a.aval.dtype for a in (*equation.invars, *equation.outvars)}
     is_dot = equation.primitive.name == "dot_general"
     return is_dot and len(types) == 1 and is_matrix_product(equation)
 
 
-def _cost(found: _Sum, width: int, rows: int, operations: int) -> float:
-    """Bytes of a sum of rows of this width, plus the equivalent of a product of ``rows`` rows.
+def _cost(summed: _Sum, width: int, rows: int, operations: int) -> float:
+    """Estimates the cost of a sum of this width and a product of ``rows`` rows, in bytes.
 
     ``operations`` is the number of operations of the product for each row.
     """
-    size = found.reduction.updates.aval.dtype.itemsize
-    edges = found.product.edges * width * size
+    size = summed.reduction.updates.aval.dtype.itemsize
+    edges = summed.product.edges * width * size
     return 2 * edges + rows * operations / _OPERATIONS_PER_BYTE
 
 
@@ -128,28 +128,28 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite:
     scaled = product_of(view, left, left.aval.ndim - 2)
     need(not scaled.tables and len(scaled.others) == 1 and 0 < 2 * narrow <= wide)
     of_sums = scaled.others[0]
-    found = required(_sum_of(view, required(view.producer(of_sums.atom))))
+    summed = required(_sum_of(view, required(view.producer(of_sums.atom))))
     need(not of_sums.is_inverse)
     need(view.is_read_once(left) and view.is_read_once(of_sums.atom))
-    is_read = found.rows_that_are_read(view)
-    table = found.gather.table
+    is_read = summed.rows_that_are_read(view)
+    table = summed.gather.table
     is_repeated = of_sums.atom.aval.shape != left.aval.shape
     need(not scaled.has_heads and not is_repeated and maxk_of(view, table) is None)
     operations = 2 * wide * narrow
-    before = _cost(found, wide, left.aval.size // wide, operations)
-    after = _cost(found, narrow, table.aval.size // wide, operations)
+    before = _cost(summed, wide, left.aval.size // wide, operations)
+    after = _cost(summed, narrow, table.aval.size // wide, operations)
     if after > before:
         raise Refusal("the product of all senders costs more than it saves")
     factors = [*scaled.scalars, *scaled.constants]
 
     def function(*arrays):
         values = Values(inputs, arrays)
-        rows = where_rows(is_read, values[table], found.gather.axis).astype(left.aval.dtype)
-        made = equation.primitive.bind(rows, values[kernel], **equation.params)
-        sums = multiplied(found.apply(made, values), factors, values, left.aval.ndim)
+        rows = mask_rows(is_read, values[table], summed.gather.axis).astype(left.aval.dtype)
+        product = equation.primitive.bind(rows, values[kernel], **equation.params)
+        sums = multiplied(summed.apply(product, values), factors, values, left.aval.ndim)
         return [sums if scaled.sign > 0 else -sums]
 
-    inputs = [table, kernel, *found.inputs, *(factor.atom for factor in factors)]
+    inputs = [table, kernel, *summed.inputs, *(factor.atom for factor in factors)]
     note = f"a sum of {wide} features and a product that leaves {narrow} -> the product first"
     sizes = int(before), int(after)
     return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
@@ -157,34 +157,34 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite:
 
 def _propose_sum_first(view: View, equation: Equation) -> Rewrite:
     """Moves a product that widens rows after the sum."""
-    found = required(_sum_of(view, equation))
-    dot = required(view.producer(found.gather.table))
+    summed = required(_sum_of(view, equation))
+    dot = required(view.producer(summed.gather.table))
     need(_is_product(dot))
     x, kernel = dot.invars
     narrow, wide = x.aval.shape[-1], dot.outvars[0].aval.shape[-1]
     output = equation.outvars[0]
     need(x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim)
-    need(0 < 2 * narrow <= wide and view.is_read_once(dot.outvars[0]) and _is_movable(view, found))
+    need(0 < 2 * narrow <= wide and view.is_read_once(dot.outvars[0]) and _is_movable(view, summed))
     operations = 2 * wide * narrow
-    before = _cost(found, wide, x.aval.size // narrow, operations)
-    after = _cost(found, narrow, output.aval.size // wide, operations)
+    before = _cost(summed, wide, x.aval.size // narrow, operations)
+    after = _cost(summed, narrow, output.aval.size // wide, operations)
     if after > before:
         raise Refusal("the product of all receivers costs more than it saves")
 
     def function(*arrays):
         values = Values(inputs, arrays)
-        sums = found.apply(values[x], values)
+        sums = summed.apply(values[x], values)
         return [dot.primitive.bind(sums, values[kernel], **dot.params)]
 
     note = f"a product that makes {wide} of {narrow} features and a sum -> the sum first"
     sizes = int(before), int(after)
-    inputs = [x, kernel, *found.inputs]
+    inputs = [x, kernel, *summed.inputs]
     return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
 
 
-def _is_movable(view: View, found: _Sum) -> bool:
+def _is_movable(view: View, summed: _Sum) -> bool:
     try:
-        found.rows_that_are_read(view)
+        summed.rows_that_are_read(view)
     except Refusal:
         return False
     return True

@@ -23,21 +23,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgnn import ops
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import form_of
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import form_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
-_DEPTH = 12  # equations between `top_k` and the result, in the longest way to write it
+_DEPTH = 12  # Most equations between `top_k` and the result.
 
 
-def _places(x: Any, columns: Any) -> tuple[Any, Any]:
+def _row_and_column(x: Any, columns: Any) -> tuple[Any, Any]:
     return jnp.arange(x.shape[0])[:, None], columns
 
 
 def _scattered(x: Any, k: int) -> Any:
     values, columns = lax.top_k(x, k)
-    return jnp.zeros_like(x).at[_places(x, columns)].set(values)
+    return jnp.zeros_like(x).at[_row_and_column(x, columns)].set(values)
 
 
 def _scattered_where_they_were(x: Any, k: int) -> Any:
@@ -53,7 +54,7 @@ def _put(x: Any, k: int) -> Any:
 
 def _masked(x: Any, k: int) -> Any:
     columns = lax.top_k(x, k)[1]
-    return x * jnp.zeros_like(x).at[_places(x, columns)].set(1)
+    return x * jnp.zeros_like(x).at[_row_and_column(x, columns)].set(1)
 
 
 def _masked_by_one_hot(x: Any, k: int) -> Any:
@@ -63,7 +64,7 @@ def _masked_by_one_hot(x: Any, k: int) -> Any:
 
 def _selected(x: Any, k: int) -> Any:
     columns = lax.top_k(x, k)[1]
-    mask = jnp.zeros(x.shape, bool).at[_places(x, columns)].set(True)
+    mask = jnp.zeros(x.shape, bool).at[_row_and_column(x, columns)].set(True)
     return jnp.where(mask, x, 0)
 
 
@@ -75,22 +76,22 @@ _WRITTEN: tuple[Callable[[Any, int], Any], ...] = (
     _masked_by_one_hot,
     _selected,
 )
-_MASKS = (_masked, _masked_by_one_hot)  # zero times an entry that is not finite is NaN
+_MASKS = (_masked, _masked_by_one_hot)  # Zero times an entry that is not finite is NaN.
 _FINITE = ("rows of finite numbers, which a mask of zeros makes zero",)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The largest entries of each row of a matrix."""
+    """Largest entries of each row of a matrix."""
 
-    x: Atom  # the matrix
-    k: int  # the number of entries of a row
-    assumes: tuple[str, ...] = ()  # conditions on the matrix, for ``Rewrite.assumes``
+    x: Atom  # Matrix whose largest entries are kept.
+    k: int  # Number of kept entries of a row.
+    assumes: tuple[str, ...] = ()  # Conditions on the matrix, for ``Rewrite.assumes``.
 
 
 @or_none
 def maxk_of(view: View, atom: Atom) -> Kept:
-    """The ``maxk`` that makes an atom, or None."""
+    """Returns the ``maxk`` that computes an atom, or None."""
     view.match(atom, "scatter", "mul", "select_n")
     need(atom.aval.ndim == 2)
     k = required(_kept(view, atom))
@@ -100,26 +101,26 @@ def maxk_of(view: View, atom: Atom) -> Kept:
 
 
 def _kept(view: View, atom: Atom) -> int | None:
-    """The ``k`` of a ``top_k`` at most ``_DEPTH`` equations before an atom, or None."""
+    """Returns the ``k`` of a ``top_k`` at most ``_DEPTH`` equations before an atom, or None."""
     seen, layer = set(), [atom]
     for _ in range(_DEPTH):
-        made = {id(e): e for a in layer if (e := view.producer(a)) is not None}
-        for equation in made.values():
+        producers = {id(e): e for a in layer if (e := view.producer(a)) is not None}
+        for equation in producers.values():
             if equation.primitive.name == "top_k":
                 return int(equation.params["k"])
-        layer = [a for key, e in made.items() if key not in seen for a in e.invars]
-        seen |= made.keys()
+        layer = [a for key, e in producers.items() if key not in seen for a in e.invars]
+        seen |= producers.keys()
     return None
 
 
 @or_none
 def _threshold_of(view: View, equation: Equation) -> Atom:
-    """The matrix whose entries a ``where`` or a product keeps by an order statistic of its rows."""
+    """Returns the matrix of which an order statistic of the rows selects entries."""
     need(equation.outvars[0].aval.ndim == 2 and equation.primitive.name in ("select_n", "mul"))
     for mask in equation.invars:
-        while (widened := view.made_by(mask, "convert_element_type")) is not None:
+        while (widened := view.produced_by(mask, "convert_element_type")) is not None:
             mask = widened.invars[0]
-        compared = view.made_by(mask, "ge", "gt", "le", "lt")
+        compared = view.produced_by(mask, "ge", "gt", "le", "lt")
         for x, bound in () if compared is None else (compared.invars, compared.invars[::-1]):
             if any(a is x for a in equation.invars) and _is_order_statistic(view, bound, x):
                 return x
@@ -127,14 +128,14 @@ def _threshold_of(view: View, equation: Equation) -> Atom:
 
 
 def _is_order_statistic(view: View, atom: Atom, x: Atom) -> bool:
-    """Whether an array is read from sorted rows of a matrix, in a few steps."""
+    """Returns whether an array is read from sorted rows of a matrix, in a few steps."""
     for _ in range(_DEPTH):
         equation = view.producer(atom)
         if equation is None or not equation.invars:
             return False
         if equation.primitive.name in ("top_k", "sort"):
             source = equation.invars[0]
-            negated = view.made_by(source, "neg")
+            negated = view.produced_by(source, "neg")
             return source is x or (negated is not None and negated.invars[0] is x)
         atom = equation.invars[0]
     return False
@@ -144,14 +145,16 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     output = equation.outvars[0]
     if _threshold_of(view, equation) is not None:
         raise Refusal("a threshold keeps all entries that tie with the k-th largest, maxk only k")
-    found = required(maxk_of(view, output))
+    largest = required(maxk_of(view, output))
 
     def function(x):
-        return [ops.todense(ops.maxk(x, found.k))]
+        return [ops.todense(ops.maxk(x, largest.k))]
 
     size = nbytes(output)
-    note = f"{found.k} largest of {output.aval.shape[1]} columns -> maxk"
-    return Rewrite(equation, [found.x], function, note, 4 * size, 2 * size, assumes=found.assumes)
+    note = f"{largest.k} largest of {output.aval.shape[1]} columns -> maxk"
+    return Rewrite(
+        equation, [largest.x], function, note, 4 * size, 2 * size, assumes=largest.assumes
+    )
 
 
 RULE = Rule("maxk", frozenset(("scatter", "mul", "select_n")), _propose)

@@ -42,67 +42,71 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Equation, Values, is_variable, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Graph,
-    RowGather,
     Rows,
-    SegmentReduction,
     graph_of,
-    is_filled_with,
+    mask_rows,
     reads_own_row,
     rows_of,
-    segment_reduction,
-    where_rows,
 )
-from jaxgnn.fusion.products import (
+from jaxgnn.fusion.recognise.gathers import (
+    RowGather,
+    SegmentReduction,
+    is_filled_with,
+    segment_reduction,
+)
+from jaxgnn.fusion.recognise.products import (
     IN_RANGE,
     Factor,
     Product,
+    all_widen,
     assumed_of_masks,
-    before_merge,
     hides_more,
     leaves_range,
     multiplied,
-    only_widen,
     product_of,
     rows_behind,
+    unmerged,
     values_of,
 )
-from jaxgnn.fusion.program import Equation, is_variable
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.attention import Sum, gat_of, inner_products_of
 from jaxgnn.fusion.rules.filters import check_filters, filtered_rows
 from jaxgnn.fusion.rules.maxk import maxk_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.fusion.rules.softmax import SegmentSoftmax, segment_softmax_of
-from jaxgnn.fusion.view import View, need, required
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """The parts of a sum over neighbours."""
+    """Parts of a sum over neighbours."""
 
     reduction: SegmentReduction
-    product: Product  # the summed array
-    gather: RowGather  # of the rows that are summed
-    of_rows: list[Factor]  # read by the receiver
-    softmax: tuple[Factor, SegmentSoftmax] | None  # over the edges of each receiver
-    scalars: list[Factor]  # the other weights of edges
-    known: np.ndarray | None  # product of weights known ahead, [edges] or [edges, heads]
-    of_weights: list[Factor]  # constants that multiply the weights
-    first: list[Factor]  # constants that multiply the rows before they are summed
-    last: list[Factor]  # constants that multiply the sums
+    product: Product  # Summed array, taken apart.
+    gather: RowGather  # Gather of the rows that are summed.
+    of_rows: list[Factor]  # Tables that are read by the receiver.
+    # Softmax over the edges of each receiver, and its factor.
+    softmax: tuple[Factor, SegmentSoftmax] | None
+    scalars: list[Factor]  # Other weights of edges.
+    known_weights: np.ndarray | None  # Product of the known weights, [edges] or [edges, heads].
+    of_weights: list[Factor]  # Constants that multiply the weights.
+    first: list[Factor]  # Constants that multiply the rows before the sum.
+    last: list[Factor]  # Constants that multiply the sums.
 
     @property
     def has_weights(self) -> bool:
-        """Whether edges have weights beside a softmax."""
-        return bool(self.scalars or self.of_weights) or self.known is not None
+        """Returns whether edges have weights beside a softmax."""
+        return bool(self.scalars or self.of_weights) or self.known_weights is not None
 
 
 def _propose(view: View, equation: Equation) -> Rewrite:
     reduction = required(segment_reduction(equation))
     need(reduction.kind == "sum")
     need(jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating))
-    updates = before_merge(view, reduction.updates, reduction.axis)
+    updates = unmerged(view, reduction.updates, reduction.axis)
     product = product_of(view, updates, reduction.axis, has_masks=True)
     need(product.tables)
     if product.others:
@@ -111,18 +115,18 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     rows = rows_behind(view, product, entered)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
-    if not tables and of_rows:  # all edges are self loops
+    if not tables and of_rows:  # All edges are self loops here.
         tables.append(of_rows.pop())
     if len(tables) != 1:
         raise Refusal("rows of two tables are multiplied, which no op does")
     gather = required(tables[0].gather)
     softmax = None if product.others else _softmax_among(view, product, entered)
     if softmax is not None and hides_more(rows, softmax[1].rows):
-        softmax = None  # of more edges than are summed: its probabilities are weights like others
+        softmax = None  # It covers more edges than the sum.
     graph = graph_of(view, reduction, gather, rows if softmax is None else softmax[1].rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
     # A number of an edge takes constants in. A softmax does not make rows larger, so they may wait.
-    waits = not scalars and (softmax is not None or only_widen(view, product.constants))
+    waits = not scalars and (softmax is not None or all_widen(view, product.constants))
     weights = [*scalars, *(product.constants if scalars else ())]
     unknown = [s for s in weights if not view.is_known(s.atom)]
     parts = _Parts(
@@ -141,7 +145,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
 
 
 def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | None:
-    """The product of factors that are known ahead, such as norms of degrees; None without factors.
+    """Multiplies factors that are known ahead, such as norms of degrees; None for none.
 
     Raises ``Refusal`` if it leaves the range of numbers.
     """
@@ -151,7 +155,7 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
     atoms = [f.atom for f in factors]
     forms = tuple((f.labels, f.is_inverse) for f in factors)
 
-    def made() -> np.ndarray | None:
+    def multiply() -> np.ndarray | None:
         with jax.ensure_compile_time_eval():
             arrays = Values(atoms, [view.value(atom) for atom in atoms])
             values = np.asarray(values_of(factors, arrays, len(product.shape)))
@@ -161,14 +165,14 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
 
     question = f"weights {forms} {heads} {product.edges}"
     names = [atom if is_variable(atom) else ("literal", float(atom.val)) for atom in atoms]
-    found = view.derived((question, *names), made, of=atoms)
-    if found is None:
+    weights = view.derived((question, *names), multiply, of=atoms)
+    if weights is None:
         raise Refusal("a product of known weights overflows or underflows")
-    return found
+    return weights
 
 
 def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: Rows) -> bool:
-    """Whether each edge that is not ignored reads the row of its own segment."""
+    """Returns whether each edge that is not ignored reads the row of its own segment."""
     gather = factor.gather
     if gather is None or gather.size != reduction.size:
         return False
@@ -181,9 +185,9 @@ def _softmax_among(
     for factor in product.scalars:
         if factor.is_inverse or factor.labels[:1] != (product.axis,):
             continue
-        found = segment_softmax_of(view, factor.atom, rows, may_drop=True)
-        if found is not None:
-            return factor, found
+        softmax = segment_softmax_of(view, factor.atom, rows, may_drop=True)
+        if softmax is not None:
+            return factor, softmax
     return None
 
 
@@ -201,19 +205,20 @@ def _rewrite(view: View, graph: Graph, parts: _Parts) -> Rewrite:
 
     def function(*arrays):
         values = Values(inputs, arrays)
-        made = summed.apply(values[summed.table].astype(inner), values).reshape(shape)
+        sums = summed.apply(values[summed.table].astype(inner), values).reshape(shape)
         for atom in read:
-            made = made * where_rows(graph.has_edges, values[atom].astype(inner), axis)
+            sums = sums * mask_rows(graph.has_edges, values[atom].astype(inner), axis)
         scale = values_of(parts.last, values, 0)
-        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+        if scale is not None:  # An infinite scale must not reach rows without edges.
             of_all = jnp.broadcast_to(scale.astype(inner), [1] * axis + [reduction.size] + behind)
-            made = made * where_rows(graph.has_edges, of_all, axis)
-        made = (made if product.sign > 0 else -made).reshape(output.aval.shape).astype(dtype)
-        return [made if starts_at_zero else values[reduction.base] + made]
+            sums = sums * mask_rows(graph.has_edges, of_all, axis)
+        sums = (sums if product.sign > 0 else -sums).reshape(output.aval.shape).astype(dtype)
+        return [sums if starts_at_zero else values[reduction.base] + sums]
 
     output, axis = reduction.equation.outvars[0], reduction.axis
     dtype = output.aval.dtype
-    is_short = dtype == jnp.float16 and attention is None  # sums and weights may need its range
+    # Sums and weights may need the range of float32.
+    is_short = dtype == jnp.float16 and attention is None
     inner = jnp.dtype("float32") if is_short else dtype
     shape = (*output.aval.shape[: axis + 1], *product.shape[axis + 1 :])
     behind = [1] * (len(shape) - axis - 1)
@@ -221,45 +226,48 @@ def _rewrite(view: View, graph: Graph, parts: _Parts) -> Rewrite:
     before, after = 3 * edges + nbytes(output), nbytes(table, output) + edges + 4 * product.edges
     note = f"sum over {product.edges} edges of {product.width} features -> {summed.op}"
     return Rewrite(
-        reduction.equation, inputs, function, note, before, after, case=_case(summed.op, parts),
-        assumes=_assumes(parts, summed, is_attention=attention is not None), plans=graph.plans,
+        reduction.equation, inputs, function, note, before, after,
+        case=_case(summed.op, parts), preparations=graph.preparations,
+        assumes=_assumes(parts, summed, is_attention=attention is not None),
     )  # fmt: skip
 
 
 def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ...]:
-    """Conditions on numbers under which the order of the factors does not matter."""
+    """Lists conditions on numbers under which the order of the factors does not matter."""
     unknown = [*parts.scalars, *parts.of_weights]
-    found = [*summed.assumes, *assumed_of_masks(parts.product)]
+    conditions = [*summed.assumes, *assumed_of_masks(parts.product)]
     if parts.softmax is not None:
-        found += parts.softmax[1].assumes
+        conditions += parts.softmax[1].assumes
         if is_attention and not parts.softmax[1].is_guarded:
-            found.append("a finite logit at each row with edges")
+            conditions.append("a finite logit at each row with edges")
     if parts.product.others:
-        unknown = []  # the op's own assumptions name them
-    weights = len(unknown) + (parts.known is not None) + (parts.softmax is not None)
+        unknown = []  # The assumptions of the op name them.
+    weights = len(unknown) + (parts.known_weights is not None) + (parts.softmax is not None)
     if not is_attention and (weights > 1 or any(s.is_inverse for s in unknown)):
-        found.append(IN_RANGE)
+        conditions.append(IN_RANGE)
     if parts.of_rows:
-        found.append("finite numbers, and sums that do not overflow before the receiver's rows")
-    return tuple(found)
+        conditions.append(
+            "finite numbers, and sums that do not overflow before the receiver's rows"
+        )
+    return tuple(conditions)
 
 
 def _attention_of(view: View, graph: Graph, parts: _Parts) -> Sum | None:
-    """The op of attention that fuses the softmax and the sum, or None.
+    """Returns the op of attention that fuses the softmax and the sum, or None.
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
     """
     if parts.softmax is None or parts.has_weights or parts.product.axis != 0:
         return None
     logits, table = parts.softmax[1].logits, parts.gather.table
-    found = gat_of(view, logits, table, graph)
-    if found is not None or table.aval.ndim not in (2, 3):
-        return found
+    attention = gat_of(view, logits, table, graph)
+    if attention is not None or table.aval.ndim not in (2, 3):
+        return attention
     return inner_products_of(view, logits, table, graph)
 
 
 def _case(op: str, parts: _Parts) -> str:
-    """The case of the rule for measurements: narrow rows cost little compared to their weights."""
+    """Names the measured case of the rule; narrow rows cost little beside their weights."""
     width = parts.product.width
     if op.startswith("filtered_sum"):
         return op
@@ -273,7 +281,7 @@ def _case(op: str, parts: _Parts) -> str:
 
 
 def _weighted_sum(view: View, graph: Graph, parts: _Parts) -> Sum:
-    """The sum by an op for sparse matrices."""
+    """Returns the sum by an op for sparse matrices."""
     product, table = parts.product, parts.gather.table
     kept = maxk_of(view, table) if product.axis == 0 and not product.has_heads else None
     axis, edges = product.axis, product.edges
@@ -285,13 +293,13 @@ def _weighted_sum(view: View, graph: Graph, parts: _Parts) -> Sum:
         dtype, weighted = table.dtype, graph.graph
         weights: list[Any] = []
         if softmax is not None:
-            logits = graph.to_slots(_by_head(values[softmax.logits], heads, edges))
+            logits = graph.to_slots(_shape_by_head(values[softmax.logits], heads, edges))
             weights.append(softmax.probabilities(graph.graph, logits).astype(dtype))
         if parts.scalars:
-            made = values_of(parts.scalars, values, len(product.shape)).astype(dtype)
-            weights.append(graph.to_slots(_weights_of(made, heads, edges)))
-        if parts.known is not None:
-            weights.append(graph.weights(parts.known).astype(dtype))
+            numbers = values_of(parts.scalars, values, len(product.shape)).astype(dtype)
+            weights.append(graph.to_slots(_weights_of(numbers, heads, edges)))
+        if parts.known_weights is not None:
+            weights.append(graph.weights(parts.known_weights).astype(dtype))
         if parts.of_weights:
             weights.append(values_of(parts.of_weights, values, 0).astype(dtype))
         if weights:
@@ -313,15 +321,15 @@ def _weighted_sum(view: View, graph: Graph, parts: _Parts) -> Sum:
     return Sum(f"{name}maxk_spmm", kept.x, inputs, apply, kept.assumes)
 
 
-def _by_head(values: Any, heads: int | None, edges: int) -> Any:
-    """Numbers of edges as [edges], or as [edges, heads]."""
+def _shape_by_head(values: Any, heads: int | None, edges: int) -> Any:
+    """Reshapes numbers of edges to [edges], or to [edges, heads]."""
     if heads is None:
         return values.reshape(edges)
     return jnp.broadcast_to(values.reshape(edges, -1), (edges, heads))
 
 
 def _weights_of(values: Any, heads: int | None, edges: int) -> Any:
-    """The same for a product of factors, which may vary only along heads: [1, heads, 1]."""
+    """Reshapes a product of factors to [edges], or to [edges, heads]; it may lack edges."""
     if heads is None:
         return jnp.broadcast_to(values.reshape(-1), (edges,))
     return jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))

@@ -27,31 +27,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import (
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Graph,
-    SegmentReduction,
     graph_entering,
     graph_of,
     has_rows_in_order,
-    is_filled_with,
     known_rows,
-    row_gather,
     rows_of,
+)
+from jaxgnn.fusion.recognise.gathers import (
+    SegmentReduction,
+    is_filled_with,
+    row_gather,
     segment_reduction,
 )
-from jaxgnn.fusion.products import product_of, rows_behind, without_masked
-from jaxgnn.fusion.program import Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
+from jaxgnn.fusion.recognise.products import product_of, rows_behind, split_masks
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 
 def _propose(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     counted = _counted(view, reduction) if reduction.kind == "sum" else None
-    made = counted or _known(view, reduction)
-    if made is not None:
-        return made
+    constant = counted or _known(view, reduction)
+    if constant is not None:
+        return constant
     need(jnp.issubdtype(output.aval.dtype, jnp.floating))
     rows = rows_of(view, reduction)
     if rows.size == 0:
@@ -61,15 +64,19 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if reduction.kind != "sum" and not starts_there:
         raise Refusal(f"the reduction does not start at {start}")
     axis = reduction.axis
-    plans = () if isinstance(rows, np.ndarray) else graph_entering(view, rows, reduction.size).plans
+    preparations = (
+        ()
+        if isinstance(rows, np.ndarray)
+        else graph_entering(view, rows, reduction.size).preparations
+    )
 
     def function(updates, *base):
         graph = graph_entering(view, rows, reduction.size)
         slots = graph.to_slots(updates, axis=axis)
-        y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
+        y = ops.aggregate(graph.graph, _add_feature_axis(slots), reduction.kind, axis=axis)
         y = y.reshape(output.aval.shape)
         if reduction.kind != "sum":
-            y = _with_start(y, graph, start, axis)
+            y = _fill_starts(y, graph, start, axis)
         return [base[0] + y if base else y]
 
     inputs = [reduction.updates] if starts_there else [reduction.updates, reduction.base]
@@ -79,21 +86,23 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
     case = _case(view, reduction, are_sorted=are_sorted)
-    return Rewrite(equation, inputs, function, note, before, after, case=case, plans=plans)
+    return Rewrite(
+        equation, inputs, function, note, before, after, case=case, preparations=preparations
+    )
 
 
 def _case(view: View, reduction: SegmentReduction, *, are_sorted: bool) -> str:
-    """The case of the policy: XLA computes some messages within its own sum, without an array."""
+    """Names the measured case; XLA computes some messages within its sum."""
     order = "sorted " if are_sorted else ""
     if reduction.kind != "sum":
         return f"extremes of {order}segments"
-    if reduction.updates.aval.dtype.itemsize < 4:  # a GPU adds these by compare and swap
+    if reduction.updates.aval.dtype.itemsize < 4:  # A GPU adds short floats by compare and swap.
         return f"sums of {order}short floats"
     return f"sums of {order}{'products' if _is_computed_within(view, reduction) else 'segments'}"
 
 
 def _is_computed_within(view: View, reduction: SegmentReduction) -> bool:
-    """Whether XLA computes messages entry by entry in the loop that sums them.
+    """Returns whether XLA computes messages entry by entry in the loop that sums them.
 
     It does so where nothing else reads them. Products of matrices, sums and results of other ops
     are arrays in memory in any case.
@@ -117,7 +126,7 @@ _BY_ENTRY = frozenset(
 
 @or_none
 def _known(view: View, reduction: SegmentReduction) -> Rewrite:
-    """The reduction of one number for each edge, if all are known, as a constant."""
+    """Proposes a constant for the reduction of known numbers, one for each edge."""
     output, updates = reduction.equation.outvars[0], reduction.updates
     edges = updates.aval.shape[reduction.axis]
     need(updates.aval.size == edges)
@@ -131,13 +140,13 @@ def _known(view: View, reduction: SegmentReduction) -> Rewrite:
     return Rewrite(reduction.equation, [], function, note, before, after, True, "counts")
 
 
-def _with_features(x):
+def _add_feature_axis(x):
     return x if x.ndim > 1 else x[:, None]
 
 
 @or_none
 def _counted(view: View, reduction: SegmentReduction) -> Rewrite:
-    """The sum of one constant row, as the number of edges of each segment times that row."""
+    """Proposes the number of edges of each segment times a row, for a sum of that row."""
     output, updates = reduction.equation.outvars[0], reduction.updates
     product = product_of(view, updates, reduction.axis)
     need(not (product.tables or product.scalars or product.others))
@@ -148,9 +157,9 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite:
     except Refusal:
         raise NoMatch from None
     need(rows.size > 0)
-    places = reduction.places
-    question = f"counts {reduction.size} {reduction.mode}", places
-    counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[places])
+    ids = reduction.ids
+    question = f"counts {reduction.size} {reduction.mode}", ids
+    counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[ids])
     dtype, axis = output.aval.dtype, reduction.axis
     need((counts <= _largest_exact(dtype)).all())
 
@@ -158,9 +167,9 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite:
         shape = (1,) * axis + (-1,) + (1,) * (output.aval.ndim - axis - 1)
         of_segments = jnp.asarray(counts.astype(dtype)).reshape(shape)
         row = row.astype(dtype).reshape((1,) * output.aval.ndim)
-        made = of_segments * (row if product.sign > 0 else -row)
-        made = made if (counts > 0).all() else jnp.where(of_segments > 0, made, 0)
-        return [jnp.broadcast_to(made, output.aval.shape)]
+        totals = of_segments * (row if product.sign > 0 else -row)
+        totals = totals if (counts > 0).all() else jnp.where(of_segments > 0, totals, 0)
+        return [jnp.broadcast_to(totals, output.aval.shape)]
 
     note = f"a constant over {updates.aval.size} entries -> the number of edges of each segment"
     before, after = 3 * nbytes(updates) + nbytes(output), nbytes(output)
@@ -169,12 +178,12 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite:
 
 
 def _counts(rows: np.ndarray, size: int) -> np.ndarray:
-    """The number of edges of each row; rows that are -1 are ignored."""
+    """Counts the edges of each row; ignores rows of -1."""
     return np.bincount(rows if rows.min() >= 0 else rows[rows >= 0], minlength=size)
 
 
 def _largest_exact(dtype) -> int:
-    """The largest number up to which this dtype represents all integers."""
+    """Returns the largest number up to which this dtype represents all integers."""
     if jnp.issubdtype(dtype, jnp.floating):
         return 2 ** (jnp.finfo(dtype).nmant + 1)
     return int(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 0
@@ -186,7 +195,7 @@ _STARTS = {"max": -np.inf, "min": np.inf}
 def _propose_extreme(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     axis, start = reduction.axis, _STARTS[reduction.kind]
-    updates, masked = without_masked(view, reduction.updates, axis, start)
+    updates, masked = split_masks(view, reduction.updates, axis, start)
     gather = required(row_gather(view, updates))
     need(gather.axis == axis and jnp.issubdtype(output.aval.dtype, jnp.floating))
     if not is_filled_with(view, reduction.base, start):
@@ -199,22 +208,24 @@ def _propose_extreme(view: View, equation: Equation) -> Rewrite:
         counts = _counts(entered, reduction.size)
 
     def function(table):
-        y = ops.neighbour_reduce(graph.graph, _with_features(table), reduction.kind, axis=axis)
-        return [_with_start(y.reshape(output.aval.shape), graph, start, axis, counts)]
+        y = ops.neighbour_reduce(graph.graph, _add_feature_axis(table), reduction.kind, axis=axis)
+        return [_fill_starts(y.reshape(output.aval.shape), graph, start, axis, counts)]
 
     edges = nbytes(reduction.updates)
     after = edges + nbytes(gather.table, output)
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> neighbour_reduce"
     before = 3 * edges + nbytes(output)
-    return Rewrite(equation, [gather.table], function, note, before, after, plans=graph.plans)
+    return Rewrite(
+        equation, [gather.table], function, note, before, after, preparations=graph.preparations
+    )
 
 
-def _with_start(
+def _fill_starts(
     y: Any, graph: Graph, start: float, axis: int, counts: np.ndarray | None = None
 ) -> Any:
-    """The results, with ``start`` for segments without edges, and its share of the gradient.
+    """Fills segments without edges with ``start``, and gives it a share of the gradient.
 
-    A result that is ``start`` is so for all edges of the segment, as nothing goes beyond it.
+    If a result is ``start``, all edges of the segment tie with it.
     ``counts`` are the edges of each segment, if some are not in the graph.
     """
     shape = (-1, *[1] * (y.ndim - axis - 1))
@@ -228,7 +239,7 @@ def _with_start(
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def _shared_with_start(start, y, shares):
-    """Leaves ``y`` as it is; where it is ``start``, edges get these shares of the gradient."""
+    """Returns ``y``; entries equal to ``start`` pass on these shares of the gradient."""
     return y
 
 

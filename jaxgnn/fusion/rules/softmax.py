@@ -20,50 +20,54 @@ from jaxtyping import Array
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.edges import (
-    Kind,
+from jaxgnn.fusion.graphs.static_graphs import graph_of_rows
+from jaxgnn.fusion.program.matching import NoMatch, Refusal, need, or_none, required
+from jaxgnn.fusion.program.program import Atom, Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.edge_lists import (
     Rows,
-    SegmentReduction,
     are_segments,
     are_the_same,
     has_rows,
-    is_filled_with,
     known_ids,
     known_rows,
     reads_own_row,
+)
+from jaxgnn.fusion.recognise.gathers import (
+    Kind,
+    SegmentReduction,
+    is_filled_with,
     row_gather,
     segment_reduction,
 )
-from jaxgnn.fusion.graphs import graph_of_rows
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.graph import CSRGraph
 
 
 @dataclass(frozen=True)
 class SegmentSoftmax:
-    """``exp(l - max) / sum`` over the edges of each segment."""
+    """Softmax ``exp(l - max) / sum`` over the edges of each segment."""
 
-    logits: Atom  # one number for each edge, and any further axes
-    size: int  # the number of segments
-    rows: Rows  # the segment of each edge, -1 if it is ignored or has the probability zero
-    is_guarded: bool  # whether a segment of which all logits are -inf gives zeros, not NaN
-    assumes: tuple[str, ...] = ()  # conditions on the logits, for ``Rewrite.assumes``
+    logits: Atom  # Logits of edges, with any further axes.
+    size: int  # Number of segments.
+    rows: Rows  # Segment of each edge, -1 if ignored or of probability zero.
+    is_guarded: bool  # True if a segment of logits -inf gives zeros, not NaN.
+    assumes: tuple[str, ...] = ()  # Conditions on the logits, for ``Rewrite.assumes``.
 
     def probabilities(self, graph: CSRGraph, logits: Array) -> Array:
-        """The softmax of logits that are given in the order of the slots of the graph."""
+        """Computes the softmax of logits in the order of the slots."""
         if not self.is_guarded:
             return ops.segment_softmax(graph, logits)
         is_masked = logits == -jnp.inf
-        lowest = jnp.finfo(logits.dtype).min / 2  # its exponential is zero relative to other logits
-        made = ops.segment_softmax(graph, jnp.where(is_masked, lowest, logits))
-        return jnp.where(is_masked, 0, made)
+        # The exponential is zero beside those of other logits.
+        lowest = jnp.finfo(logits.dtype).min / 2
+        probabilities = ops.segment_softmax(graph, jnp.where(is_masked, lowest, logits))
+        return jnp.where(is_masked, 0, probabilities)
 
 
 @or_none
 def segment_softmax_of(view: View, atom: Atom, rows: Rows, *, may_drop: bool) -> SegmentSoftmax:
-    """The softmax over known segments that computes an atom, or None.
+    """Returns the softmax over known segments that computes an atom, or None.
 
     It equals the op if the shift is the maximum of the segment, the divisor is the sum of the
     exponentials, and each edge reads both of its own segment. Then every divisor is at least one. A
@@ -84,30 +88,30 @@ def segment_softmax_of(view: View, atom: Atom, rows: Rows, *, may_drop: bool) ->
     exponentials, divisors = view.match(atom, "div").invars
     exp = view.match(exponentials, "exp")
     totals = _read_by_segment(view, divisors, rows)
-    sums, guards_total = _without_guards(view, totals, rows, _GUARDED_TOTAL)
-    sums, has_epsilon = _without_epsilon(view, sums)
+    sums, guards_total = _strip_guards(view, totals, rows, _GUARDED_TOTAL)
+    sums, has_epsilon = _strip_epsilon(view, sums)
     total = _segment_reduction_of(view, sums, "sum", rows)
     need(total.updates is exponentials and is_filled_with(view, total.base, 0))
     logits, shifts = view.match(exp.invars[0], "sub").invars
-    highest = _read_by_segment(view, _through_stops(view, shifts), rows)
-    highest = _through_stops(view, highest)
-    highest, guards_shift = _without_guards(view, highest, rows, _GUARDED_SHIFT)
-    maximum = _segment_reduction_of(view, _through_stops(view, highest), "max", rows)
+    highest = _read_by_segment(view, _strip_stops(view, shifts), rows)
+    highest = _strip_stops(view, highest)
+    highest, guards_shift = _strip_guards(view, highest, rows, _GUARDED_SHIFT)
+    maximum = _segment_reduction_of(view, _strip_stops(view, highest), "max", rows)
     need(is_filled_with(view, maximum.base, -np.inf))
-    need(_through_stops(view, maximum.updates) is _through_stops(view, logits))
+    need(_strip_stops(view, maximum.updates) is _strip_stops(view, logits))
     need(maximum.size == total.size and logits.aval.ndim > 0)
-    logits = _without_ones(view, logits)
+    logits = _strip_ones(view, logits)
     if may_drop:
-        logits, rows = _without_masked(view, logits, rows)
+        logits, rows = _strip_mask(view, logits, rows)
     is_guarded = guards_shift and (guards_total or has_epsilon)
     # A divisor of NaN, which no guard takes for positive, becomes one, but for the edge of +inf.
     assumes = ("logits that are not +inf",) if guards_total else ()
-    return SegmentSoftmax(_without_ones(view, logits), total.size, rows, is_guarded, assumes)
+    return SegmentSoftmax(_strip_ones(view, logits), total.size, rows, is_guarded, assumes)
 
 
-def _without_ones(view: View, atom: Atom) -> Atom:
-    """The atom before quotients and products with one, such as a temperature that is not used."""
-    while (equation := view.made_by(atom, "div", "mul")) is not None:
+def _strip_ones(view: View, atom: Atom) -> Atom:
+    """Strips quotients and products with one, such as a temperature of one."""
+    while (equation := view.produced_by(atom, "div", "mul")) is not None:
         first, second = equation.invars
         if second.aval.ndim or not first.aval.ndim or not is_filled_with(view, second, 1):
             break
@@ -115,9 +119,9 @@ def _without_ones(view: View, atom: Atom) -> Atom:
     return atom
 
 
-def _without_masked(view: View, logits: Atom, rows: Rows) -> tuple[Atom, Rows]:
-    """The logits before some were set to -inf, and the segments of the remaining edges."""
-    select = view.made_by(logits, "select_n")
+def _strip_mask(view: View, logits: Atom, rows: Rows) -> tuple[Atom, Rows]:
+    """Strips a mask of -inf from logits; returns them and the segments of live edges."""
+    select = view.produced_by(logits, "select_n")
     if select is None or len(select.invars) != 3 or not isinstance(rows, np.ndarray):
         return logits, rows
     test, *cases = select.invars
@@ -126,7 +130,7 @@ def _without_masked(view: View, logits: Atom, rows: Rows) -> tuple[Atom, Rows]:
     if mask is None or mask.shape != tuple(logits.aval.shape) or masked[0] == masked[1]:
         return logits, rows
     is_masked = (mask == masked[1]).reshape(rows.size, -1)
-    if (is_masked != is_masked[:, :1]).any():  # heads mask different edges
+    if (is_masked != is_masked[:, :1]).any():  # Heads mask different edges.
         return logits, rows
     left = own(np.where(is_masked[:, 0], -1, rows))
     if not np.array_equal(has_rows(left), has_rows(rows)):
@@ -135,12 +139,12 @@ def _without_masked(view: View, logits: Atom, rows: Rows) -> tuple[Atom, Rows]:
 
 
 class _Guard(NamedTuple):
-    """``where`` in a table of segments that inserts another number by a computed condition."""
+    """Form of a ``where`` that replaces entries of a table by a computed condition."""
 
-    comparison: str  # of the table with ``bound``
+    comparison: str  # Primitive that compares the table with ``bound``.
     bound: float
-    otherwise: float  # the inserted number
-    kept: int  # the position of the table among the cases
+    otherwise: float  # Inserted number.
+    kept: int  # Position of the table among the cases.
 
 
 # ``where(sums > 0, sums, 1)``: a sum of zero has only exponentials of zero.
@@ -149,10 +153,10 @@ _GUARDED_TOTAL = _Guard("gt", 0, 1, 1)
 _GUARDED_SHIFT = _Guard("eq", -np.inf, 0, 0)
 
 
-def _without_guards(view: View, table: Atom, rows: Rows, guard: _Guard) -> tuple[Atom, bool]:
-    """A table of segments before guards, and whether one had a computed condition."""
+def _strip_guards(view: View, table: Atom, rows: Rows, guard: _Guard) -> tuple[Atom, bool]:
+    """Strips guards from a table; returns it, and whether a guard had a computed condition."""
     is_guarded = False
-    while (select := view.made_by(table, "select_n")) is not None and len(select.invars) == 3:
+    while (select := view.produced_by(table, "select_n")) is not None and len(select.invars) == 3:
         inner = _case_of_segments(view, select, rows)
         if inner is None:
             inner, is_guarded = _guarded(view, select, guard), True
@@ -164,7 +168,7 @@ def _without_guards(view: View, table: Atom, rows: Rows, guard: _Guard) -> tuple
 
 @or_none
 def _case_of_segments(view: View, select: Equation, rows: Rows) -> Atom:
-    """The case that a test known in advance selects for all segments with edges, or None."""
+    """Returns the case that a known test selects for all segments with edges, or None."""
     test, *cases = select.invars
     need(test.aval.ndim)
     if not isinstance(rows, np.ndarray):
@@ -176,7 +180,7 @@ def _case_of_segments(view: View, select: Equation, rows: Rows) -> Atom:
 
 @or_none
 def _guarded(view: View, select: Equation, guard: _Guard) -> Atom:
-    """The table that a ``select_n`` guards, or None."""
+    """Returns the table that a ``select_n`` guards, or None."""
     need(len(select.invars) == 3)
     test, *cases = select.invars
     table, otherwise = cases[guard.kept], cases[1 - guard.kept]
@@ -187,13 +191,13 @@ def _guarded(view: View, select: Equation, guard: _Guard) -> Atom:
 
 
 def _segment_reduction_of(view: View, atom: Atom, kind: Kind, rows: Rows) -> SegmentReduction:
-    """The reduction of this kind, over these known segments, that computes an atom."""
+    """Returns the reduction of this kind, over these segments, that computes an atom."""
     reduction = required(segment_reduction(required(view.producer(atom))))
     need(reduction.kind == kind and reduction.axis == 0 and reduction.mode == "fill")
     if not isinstance(rows, np.ndarray):
         need(are_segments(view, reduction, rows))
         return reduction
-    ids = required(known_ids(view, reduction.places))
+    ids = required(known_ids(view, reduction.ids))
     need(are_the_same(ids, rows, rows))
     of_dropped = ids[rows < 0]
     need(((of_dropped < 0) | (of_dropped >= reduction.size)).all())
@@ -201,22 +205,22 @@ def _segment_reduction_of(view: View, atom: Atom, kind: Kind, rows: Rows) -> Seg
 
 
 def _read_by_segment(view: View, atom: Atom, rows: Rows) -> Atom:
-    """The table of segments from which each edge reads its own segment's row."""
+    """Returns the table of segments from which each edge reads its own segment's row."""
     gather = required(row_gather(view, atom))
     need(gather.axis == 0 and reads_own_row(view, gather, rows))
     return gather.table
 
 
-def _through_stops(view: View, atom: Atom) -> Atom:
-    """The atom before ``stop_gradient``: a shift of the logits has no gradient anyway."""
-    while (equation := view.made_by(atom, "stop_gradient")) is not None:
+def _strip_stops(view: View, atom: Atom) -> Atom:
+    """Strips ``stop_gradient``; a shift of the logits has no gradient."""
+    while (equation := view.produced_by(atom, "stop_gradient")) is not None:
         atom = equation.invars[0]
     return atom
 
 
-def _without_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
-    """Sums without an added number that is lost in rounding, and whether it is positive."""
-    equation = view.made_by(atom, "add")
+def _strip_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
+    """Strips an added number that rounding loses; returns the sums, and if it is positive."""
+    equation = view.produced_by(atom, "add")
     if equation is None:
         return atom, False
     sums, added = equation.invars
@@ -227,15 +231,15 @@ def _without_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
 
 
 def total_of(view: View, quotient: Equation) -> SegmentReduction:
-    """The sum of exponentials by whose rows a quotient of the same exponentials is divided."""
+    """Returns the sum of exponentials that divides the same exponentials."""
     exponentials, divisors = quotient.invars
     view.match(exponentials, "exp")
     gather = required(row_gather(view, divisors))
     table, is_guarded = gather.table, True
-    while is_guarded and (select := view.made_by(table, "select_n")) is not None:
+    while is_guarded and (select := view.produced_by(table, "select_n")) is not None:
         sums = _guarded(view, select, _GUARDED_TOTAL)
         table, is_guarded = (table, False) if sums is None else (sums, True)
-    table, _ = _without_epsilon(view, table)
+    table, _ = _strip_epsilon(view, table)
     reduction = required(segment_reduction(required(view.producer(table))))
     need(gather.axis == reduction.axis == 0 and reduction.kind == "sum")
     need(reduction.updates is exponentials)
@@ -257,8 +261,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | None:
 
     def function(logits):
         graph = graph_of_rows(rows, softmax.size)
-        made = softmax.probabilities(graph.graph, graph.to_slots(logits))
-        return [graph.to_list(made).astype(output.aval.dtype)]
+        probabilities = softmax.probabilities(graph.graph, graph.to_slots(logits))
+        return [graph.to_list(probabilities).astype(output.aval.dtype)]
 
     size = nbytes(output)
     note = f"softmax of {output.aval.str_short()} -> segment_softmax"

@@ -21,22 +21,23 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
-from jaxgnn.fusion.graphs import StaticGraph, static_graph
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import session_precision
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.graphs.static_graphs import StaticGraph, static_graph
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.templates import session_precision
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
-_NARROW = 8  # features, below which XLA was faster
+_NARROW = 8  # Number of features below which XLA was faster.
 
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of a sparse matrix."""
+    """Entries of a sparse matrix."""
 
-    data: Atom  # [entries], or [1, entries] in a batch
-    rows: np.ndarray  # int32 [entries], -1 for padding
-    columns: np.ndarray  # int32 [entries]
+    data: Atom  # Values [entries], or [1, entries] in a batch.
+    rows: np.ndarray  # Row of each entry, int32, -1 for padding.
+    columns: np.ndarray  # Column of each entry, int32.
     shape: tuple[int, int]
 
     def transposed(self) -> _Entries:
@@ -59,9 +60,9 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     dtypes = {a.aval.dtype for a in (data, right, output)}
     need(len(dtypes) == 1 and jnp.issubdtype(output.aval.dtype, jnp.floating))
     if equation.primitive.name == "bcoo_dot_general":
-        entries = _of_coordinates(view, equation, count)
+        entries = _coordinate_entries(view, equation, count)
     else:
-        entries = _of_rows(view, equation)
+        entries = _row_entries(view, equation)
     if of_left[0] == count:
         entries = entries.transposed()
     if entries.rows.size == 0:
@@ -87,17 +88,17 @@ def _case(width: int) -> str:
 
 
 def _product(graph: Any, x: Any, axis: int, count: int) -> Any:
-    """The product with an array along one of its axes, behind ``count`` axes of a batch."""
+    """Multiplies an array along one axis, behind ``count`` axes of a batch."""
     front = jnp.moveaxis(x, axis, count)
     behind = front.shape[count + 1 :]
     y = ops.spmm(graph, front.reshape(*front.shape[: count + 1], -1))
     return y.reshape(*y.shape[: count + 1], *behind)
 
 
-def _of_coordinates(view: View, equation: Equation, count: int) -> _Entries:
+def _coordinate_entries(view: View, equation: Equation, count: int) -> _Entries:
     data, indices = equation.invars[:2]
     order = (0, 1)
-    while (moved := view.made_by(indices, "bcoo_transpose")) is not None and count == 0:
+    while (moved := view.produced_by(indices, "bcoo_transpose")) is not None and count == 0:
         need(tuple(moved.params["permutation"]) in ((0, 1), (1, 0)))
         need(data is moved.outvars[0] and indices is moved.outvars[1])
         order = order if moved.params["permutation"][0] == 0 else order[::-1]
@@ -114,7 +115,7 @@ def _of_coordinates(view: View, equation: Equation, count: int) -> _Entries:
     return _Entries(data, rows, columns, shape)
 
 
-def _of_rows(view: View, equation: Equation) -> _Entries:
+def _row_entries(view: View, equation: Equation) -> _Entries:
     data, indices, offsets = equation.invars[:3]
     shape = tuple(equation.params["lhs_spinfo"].shape)
     need(len(shape) == 2 and data.aval.ndim == 1)
@@ -136,7 +137,7 @@ def _of_rows(view: View, equation: Equation) -> _Entries:
 # rows on a CPU: measured on two cores with 512 to 4,096 rows and 64 and 256 columns. A GPU's
 # products of matrices were not compared, so known matrices are not looked at there.
 _SPARSE = 1 / 16
-_LEAST = 512  # rows and columns of a matrix that is looked at
+_LEAST = 512  # Least number of rows and columns of a matrix that is examined.
 _FINITE = ("rows of finite numbers, which a zero in the matrix makes zero",)
 
 
@@ -153,7 +154,8 @@ def _propose_dense(view: View, equation: Equation) -> Rewrite:
     need(equation.params["precision"] == session_precision())
     need(not equation.params["out_sharding"] and jax.default_backend() == "cpu")
     axis = of_matrix[0]
-    need(_share_of_sample(required(view.value(matrix))) < 1 / 2)  # others are weights, not graphs
+    # Denser matrices are weights, not graphs.
+    need(_share_of_sample(required(view.value(matrix))) < 1 / 2)
     entries, values = _nonzeros(view, matrix, axis)
     share = entries.rows.size / max(matrix.aval.size, 1)
     if share > _SPARSE:
@@ -178,24 +180,24 @@ def _propose_dense(view: View, equation: Equation) -> Rewrite:
 
 
 def _share_of_sample(value: np.ndarray) -> float:
-    """The share of entries that are not zero, of some 64 rows."""
+    """Returns the share of entries that are not zero, in about 64 rows."""
     sample = value[:: max(1, len(value) // 64)]
     return np.count_nonzero(sample) / max(sample.size, 1)
 
 
 def _nonzeros(view: View, matrix: Atom, axis: int) -> tuple[_Entries, np.ndarray]:
-    """The entries of a known matrix that are not zero, and their values, by the free axis."""
+    """Returns the nonzero entries of a known matrix by the free axis, and their values."""
 
-    def made() -> np.ndarray:
+    def read() -> np.ndarray:
         return own(np.flatnonzero(required(view.value(matrix))))
 
-    places = view.derived(("nonzeros", matrix), made, of=[matrix])
+    positions = view.derived(("nonzeros", matrix), read, of=[matrix])
     shape = matrix.aval.shape
-    rows, columns = (ids.astype(np.int32) for ids in np.divmod(places, shape[1]))
+    rows, columns = (ids.astype(np.int32) for ids in np.divmod(positions, shape[1]))
     entries = _Entries(matrix, rows, columns, shape)
     return (
         entries if axis == 1 else entries.transposed(),
-        own(required(view.value(matrix)).reshape(-1)[places]),
+        own(required(view.value(matrix)).reshape(-1)[positions]),
     )
 
 

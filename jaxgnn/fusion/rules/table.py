@@ -1,6 +1,5 @@
 """All rules, in the order in which they are tried."""
 
-from jaxgnn.fusion.rewrite import Rule
 from jaxgnn.fusion.rules import (
     by_nodes,
     dense,
@@ -8,16 +7,15 @@ from jaxgnn.fusion.rules import (
     interaction,
     linear_order,
     maxk,
-    mhc,
     neighbour_lists,
     neighbour_sum,
     segments,
-    sinkhorn,
     softmax,
     sparse_products,
     tensor_products,
     unrolled_loop,
 )
+from jaxgnn.fusion.rules.rule import Rule
 
 RULES: tuple[Rule, ...] = (
     unrolled_loop.RULE,
@@ -35,9 +33,6 @@ RULES: tuple[Rule, ...] = (
     softmax.RULE,
     maxk.RULE,
     segments.SEGMENTS,
-    mhc.PRE,
-    mhc.POST,
-    sinkhorn.RULE,
     dense.MLP,
     dense.LINEAR,
 )

@@ -32,32 +32,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.couplings import NO_COLUMN, Coupling, coupling_of
-from jaxgnn.fusion.edges import (
-    Graph,
-    graph_of,
-    is_filled_with,
-    reads_own_row,
-    rows_of,
-    segment_reduction,
-)
-from jaxgnn.fusion.multilinear import Expansion, Leaf, expanded
-from jaxgnn.fusion.products import IN_RANGE, Factor, matrix_product_of
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.view import View, need, required
+from jaxgnn.fusion.program.matching import Refusal, need, required
+from jaxgnn.fusion.program.program import Atom, Equation, Values, nbytes
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.couplings import NO_COLUMN, Coupling, coupling_of
+from jaxgnn.fusion.recognise.edge_lists import Graph, graph_of, reads_own_row, rows_of
+from jaxgnn.fusion.recognise.gathers import is_filled_with, segment_reduction
+from jaxgnn.fusion.recognise.multilinear import Expansion, Leaf, expanded
+from jaxgnn.fusion.recognise.products import IN_RANGE, Factor, matrix_product_of
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import tensor_product_sum as kernels
 
 _DTYPES = ("float32", "float64")
-_ROUNDINGS = 32  # units in the last place by which numbers of a table may differ
+_ROUNDINGS = 32  # Units in the last place by which numbers may differ from a table.
 
 
 def _propose(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     need(reduction.axis == 0 and output.aval.dtype.name in _DTYPES)
-    need(all(isinstance(n, int) for n in reduction.updates.aval.shape))  # none known only later
+    need(all(isinstance(n, int) for n in reduction.updates.aval.shape))  # All sizes are known.
     expansion, terms = expanded(view, reduction.updates)
     tolerance = _ROUNDINGS * float(jnp.finfo(output.aval.dtype).eps)
     coupling = coupling_of(terms, expansion.width, expansion.leaves, tolerance)
@@ -70,7 +65,8 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     radial = _radial_of(view, expansion, coupling)
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     harmonics, shared = (
-        _EdgeColumns.of(expansion, columns) for columns in (coupling.harmonics, coupling.shared)
+        _EdgeColumns.from_expansion(expansion, columns)
+        for columns in (coupling.harmonics, coupling.shared)
     )
 
     def function(*arrays):
@@ -97,7 +93,8 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     return Rewrite(
         equation, inputs, function, note, 3 * messages + read, read,
         assumes=("finite numbers", *[IN_RANGE] * bool(shared.leaves)),
-        plans=graph.plans, is_what_runs=_choice(graph, coupling, edges, output) == "xla",
+        preparations=graph.preparations,
+        is_what_runs=_choice(graph, coupling, edges, output) == "xla",
     )  # fmt: skip
 
 
@@ -105,7 +102,7 @@ _FOUND = "it is a sum of tensor products"
 
 
 def _choice(graph: Graph, coupling: Coupling, edges: int, output: Any) -> str:
-    """The implementation that the op would choose."""
+    """Returns the implementation that the op would choose."""
 
     def array(*shape: int, dtype: Any = output.aval.dtype) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -122,7 +119,7 @@ def _choice(graph: Graph, coupling: Coupling, edges: int, output: Any) -> str:
 
 
 def _taken(array: Any, columns: np.ndarray) -> Any:
-    """Some columns of an array, which is left as it is if they are all, in their order."""
+    """Takes columns of an array; returns it unchanged for all columns in order."""
     if np.array_equal(columns, np.arange(array.shape[-1])):
         return array
     is_unique = np.unique(columns).size == columns.size
@@ -131,60 +128,60 @@ def _taken(array: Any, columns: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class _EdgeColumns:
-    """Some columns of arrays of edges, as one array."""
+    """Columns of arrays of edges, read as one array."""
 
     leaves: list[Leaf]
-    columns: np.ndarray  # or ``NO_COLUMN``
+    columns: np.ndarray  # Columns, or ``NO_COLUMN``.
 
     @classmethod
-    def of(cls, expansion: Expansion, columns: np.ndarray) -> _EdgeColumns:
-        """Columns of the arrays of edges of an expansion."""
+    def from_expansion(cls, expansion: Expansion, columns: np.ndarray) -> _EdgeColumns:
+        """Selects the arrays of edges of an expansion that have the columns."""
         return cls([leaf for leaf in expansion.leaves if leaf.has_any(columns)], columns)
 
     @property
     def inputs(self) -> list[Atom]:
-        """The arrays that have the columns."""
+        """Arrays that have the columns."""
         return [leaf.atom for leaf in self.leaves]
 
     def read(self, values: Values) -> Any:
-        """The array [edges, columns]; ones where there is no column."""
-        arrays = [leaf.by_edge(values[leaf.atom]) for leaf in self.leaves]
-        places = [leaf.start + np.arange(leaf.size) for leaf in self.leaves]
+        """Reads the array [edges, columns], with ones for ``NO_COLUMN``."""
+        arrays = [leaf.edge_columns(values[leaf.atom]) for leaf in self.leaves]
+        columns = [leaf.start + np.arange(leaf.size) for leaf in self.leaves]
         if (self.columns == NO_COLUMN).any():
             arrays.append(jnp.ones_like(arrays[0], shape=(arrays[0].shape[0], 1)))
-            places.append(np.array([NO_COLUMN]))
-        order = np.argsort(np.concatenate(places))
-        found = order[np.searchsorted(np.concatenate(places)[order], self.columns)]
+            columns.append(np.array([NO_COLUMN]))
+        order = np.argsort(np.concatenate(columns))
+        positions = order[np.searchsorted(np.concatenate(columns)[order], self.columns)]
         joined = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=1)
-        return _taken(joined, found)
+        return _taken(joined, positions)
 
     def multiplied(self, array: Any, values: Values) -> Any:
-        """An array of edges times all columns."""
+        """Multiplies an array of edges by all columns."""
         return array * self.read(values).prod(axis=1, keepdims=True) if self.leaves else array
 
 
 @dataclass(frozen=True)
 class _Radial:
-    """The weights of a sum of tensor products: given, or made of a basis and a kernel."""
+    """Weights of a sum of tensor products: an array, or a basis and a kernel."""
 
-    given: _EdgeColumns
+    columns: _EdgeColumns
     scales: np.ndarray
-    made: tuple[Factor, Factor] | None  # the basis and the kernel, if weights are made here
+    layer: tuple[Factor, Factor] | None  # Basis and kernel, if the op computes the weights.
 
     @property
     def inputs(self) -> list[Atom]:
-        """The arrays that the weights are made of."""
-        return self.given.inputs if self.made is None else [factor.atom for factor in self.made]
+        """Arrays that the weights are computed from."""
+        return self.columns.inputs if self.layer is None else [factor.atom for factor in self.layer]
 
     def operands(self, values: Values, graph: Graph) -> dict[str, Any]:
-        """The arguments of the op."""
-        if self.made is None:
-            weights = self._scaled(self.given.read(values))
+        """Returns the arguments of the op for the weights."""
+        if self.layer is None:
+            weights = self._scaled(self.columns.read(values))
             return {"weights": graph.to_slots(weights)}
-        basis, kernel = self.made
+        basis, kernel = self.layer
         matrix = values[kernel.atom]
         matrix = matrix.T if kernel.labels[0] == 1 else matrix
-        matrix = _taken(matrix, self.given.columns - self.given.leaves[0].start)
+        matrix = _taken(matrix, self.columns.columns - self.columns.leaves[0].start)
         return {"basis": graph.to_slots(values[basis.atom]), "kernel": self._scaled(matrix)}
 
     def _scaled(self, weights: Any) -> Any:
@@ -194,13 +191,13 @@ class _Radial:
 
 
 def _radial_of(view: View, expansion: Expansion, coupling: Coupling) -> _Radial:
-    given = _EdgeColumns.of(expansion, coupling.weights)
-    made = None
-    if len(given.leaves) == 1 and expansion.is_used_up(given.leaves[0]):
-        leaf = given.leaves[0]
+    weights = _EdgeColumns.from_expansion(expansion, coupling.weights)
+    factors = None
+    if len(weights.leaves) == 1 and expansion.is_used_up(weights.leaves[0]):
+        leaf = weights.leaves[0]
         has_columns = leaf.axis == 0 and leaf.atom.aval.ndim == 2
-        made = matrix_product_of(view, leaf.atom) if has_columns else None
-    return _Radial(given, coupling.scales, made)
+        factors = matrix_product_of(view, leaf.atom) if has_columns else None
+    return _Radial(weights, coupling.scales, factors)
 
 
 RULE = Rule("tensor_product_sum", frozenset(("scatter-add",)), _propose)

@@ -29,11 +29,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgnn.fusion.products import span_of
-from jaxgnn.fusion.program import Atom, Equation, is_variable, reads_the_same
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import calls_the_same
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.program.matching import Refusal
+from jaxgnn.fusion.program.program import (
+    Atom,
+    Equation,
+    Values,
+    is_variable,
+    nbytes,
+    reads_the_same,
+)
+from jaxgnn.fusion.program.variables import View
+from jaxgnn.fusion.recognise.products import span_of
+from jaxgnn.fusion.recognise.templates import calls_the_same
+from jaxgnn.fusion.rules.rule import Rewrite, Rule
 
 Members = tuple[Atom, ...]
 
@@ -48,25 +56,28 @@ _WORK = (
     "scan",
     "custom_vjp",
 )
-_OF_EACH_ITS_OWN = ("random_", "rng_", "threefry", "while", "cond", "pallas_call", "ffi_call")
-_LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are joined
+_UNBATCHABLE = ("random_", "rng_", "threefry", "while", "cond", "pallas_call", "ffi_call")
+_LARGEST_CONSTANT = 1 << 26  # Most entries of known numbers that are joined.
 
 
 class _Source(NamedTuple):
-    """The inputs of the members."""
+    """Inputs of the members."""
 
-    inputs: list[Atom]  # the array of which they are members; none if they are known
-    batched: Callable[[Values], Any]  # returns the members along a new first axis
+    inputs: list[Atom]  # Array of the members; none if they are known numbers.
+    batched: Callable[[Values], Any]  # Returns the members along a new first axis.
 
 
 @dataclass
 class _Copies:
-    """The equations of all members, side by side."""
+    """Equations of all members of a batch."""
 
     view: View
-    of_first: dict[Any, Members] = field(default_factory=dict)  # of all, by those of the first
-    sources: dict[Any, _Source] = field(default_factory=dict)  # by the variable of the first member
-    equations: dict[int, Equation] = field(default_factory=dict)  # of all members, by their ids
+    # Variables of all members, by those of the first.
+    members: dict[Any, Members] = field(default_factory=dict)
+    # Sources, by the variable of the first member.
+    sources: dict[Any, _Source] = field(default_factory=dict)
+    # Equations of all members, by identity.
+    equations: dict[int, Equation] = field(default_factory=dict)
 
     def add(self, results: Members) -> None:
         """Adds the equations of the results; raises ``Refusal`` where the members differ."""
@@ -78,94 +89,96 @@ class _Copies:
                 if not all(reads_the_same(first, other) for other in members):
                     raise Refusal("the members differ in a number")
                 continue
-            if first in self.of_first:
-                if any(a is not b for a, b in zip(self.of_first[first], members, strict=True)):
+            if first in self.members:
+                if any(a is not b for a, b in zip(self.members[first], members, strict=True)):
                     raise Refusal("the members read different arrays")
                 continue
-            self.of_first[first] = members
+            self.members[first] = members
             if all(other is first for other in members):
                 continue
             source = _source_of(self.view, members)
             if source is not None:
                 self.sources[first] = source
                 continue
-            made = _batched_equations(self.view, members)
-            self.equations.update({id(e): e for e in made})
-            waiting += zip(*(e.invars for e in made), strict=True)
-            waiting += zip(*(e.outvars for e in made), strict=True)
+            equations = _batched_equations(self.view, members)
+            self.equations.update({id(e): e for e in equations})
+            waiting += zip(*(e.invars for e in equations), strict=True)
+            waiting += zip(*(e.outvars for e in equations), strict=True)
 
     def are_read_by(self, stack: Equation) -> bool:
-        """Whether only these equations and ``stack`` read their results."""
-        made = [v for e in self.equations.values() for v in e.outvars]
-        users = [u for v in made for u in self.view.users(v)]
+        """Returns whether only these equations and ``stack`` read their results."""
+        results = [v for e in self.equations.values() for v in e.outvars]
+        users = [u for v in results for u in self.view.users(v)]
         is_read = any(u is not stack and id(u) not in self.equations for u in users)
-        return not is_read and not any(map(self.view.is_output, made))
+        return not is_read and not any(map(self.view.is_output, results))
 
     def do_work(self) -> bool:
-        """Whether batching pays for one of the equations."""
+        """Returns whether batching pays for one of the equations."""
         return any(e.primitive.name.startswith(_WORK) for e in self.equations.values())
 
-    def of_one(self, result: Any) -> tuple[list[Any], list[Any], Any]:
-        """The first member as a function of batched and of shared arrays, and these variables."""
-        firsts = {v for v in self.of_first if v not in self.sources}
-        own = (e for e in self.view.program.equations if id(e) in self.equations)
-        equations = [e for e in own if e.outvars[0] in firsts]
-        made = {v for e in equations for v in e.outvars}
-        batched, shared = list(self.sources), [v for v in firsts if v not in made]
+    def first_member(self, result: Any) -> tuple[list[Any], list[Any], Any]:
+        """Returns the batched and the shared variables, and the first member as a function."""
+        firsts = {v for v in self.members if v not in self.sources}
+        batched_equations = (e for e in self.view.program.equations if id(e) in self.equations)
+        equations = [e for e in batched_equations if e.outvars[0] in firsts]
+        results = {v for e in equations for v in e.outvars}
+        batched, shared = list(self.sources), [v for v in firsts if v not in results]
         return batched, shared, self.view.program.part([*batched, *shared], [result], equations)
 
 
 def _producers(view: View, members: Members) -> list[Equation] | None:
-    """The equation of each member, or None if one is not the result of an equation."""
-    made = [e for a in members if (e := view.producer(a)) is not None]
-    return made if len(made) == len(members) else None
+    """Returns the equation of each member, or None if one is not the result of an equation."""
+    equations = [e for a in members if (e := view.producer(a)) is not None]
+    return equations if len(equations) == len(members) else None
 
 
 def _batched_equations(view: View, members: Members) -> list[Equation]:
-    """The equations of the members; raises ``Refusal`` if they can not be batched."""
-    made = _producers(view, members)
-    if made is None:
+    """Returns the equations of the members; raises ``Refusal`` if they can not be batched."""
+    equations = _producers(view, members)
+    if equations is None:
         raise Refusal("the members read different arrays")
-    if len({id(e) for e in made}) < len(made):
+    if len({id(e) for e in equations}) < len(equations):
         raise Refusal("the members read results of one equation")
-    first = made[0]
-    place = first.outvars.index(members[0])
-    pairs = zip(made, members, strict=True)
-    if not all(calls_the_same(first, e) and e.outvars[place] is a for e, a in pairs):
+    first = equations[0]
+    position = first.outvars.index(members[0])
+    pairs = zip(equations, members, strict=True)
+    if not all(calls_the_same(first, e) and e.outvars[position] is a for e, a in pairs):
         raise Refusal("the members are made by different equations")
-    own = _of_its_own(first)
-    if own is not None:
-        raise Refusal(f"{own} of a batch may be another one")
-    return made
+    primitive = _unbatchable(first)
+    if primitive is not None:
+        raise Refusal(f"{primitive} of a batch may be another one")
+    return equations
 
 
-def _of_its_own(equation: Equation) -> str | None:
-    """The name of a primitive in an equation or its bodies that can not be batched, or None."""
+def _unbatchable(equation: Equation) -> str | None:
+    """Returns the name of a primitive in an equation that can not be batched, or None."""
     name = equation.primitive.name
-    if equation.effects or name.startswith(_OF_EACH_ITS_OWN):
+    if equation.effects or name.startswith(_UNBATCHABLE):
         return name
     values = equation.params.values()
     bodies = [b for v in values for b in (v if isinstance(v, tuple) else (v,))]
     jaxprs = [b for b in bodies if isinstance(b, jex.Jaxpr | jex.ClosedJaxpr)]
     inner = (e for body in jaxprs for e in getattr(body, "jaxpr", body).eqns)
-    return next((own for e in inner if (own := _of_its_own(e))), None)
+    return next((name_inside for e in inner if (name_inside := _unbatchable(e))), None)
 
 
 def _source_of(view: View, members: Members) -> _Source | None:
-    """The array of which these are the members, along its first axis, or None."""
+    """Returns the array whose members along the first axis these are, or None."""
     if len({(tuple(a.aval.shape), str(a.aval.dtype)) for a in members}) > 1:
         return None
-    known = _known_numbers(view, members)
-    if known is not None:
-        return _Source([], lambda _: jnp.asarray(known))
-    made = _producers(view, members)
-    if made is None or any(e.primitive.name not in ("slice", "unstack", "split") for e in made):
+    numbers = _known_numbers(view, members)
+    if numbers is not None:
+        return _Source([], lambda _: jnp.asarray(numbers))
+    producers = _producers(view, members)
+    if producers is None or any(
+        e.primitive.name not in ("slice", "unstack", "split") for e in producers
+    ):
         return None
-    is_of_one = all(e.invars[0] is made[0].invars[0] for e in made)
-    if not is_of_one or any(e.params.get("strides") is not None for e in made):
+    is_of_one = all(e.invars[0] is producers[0].invars[0] for e in producers)
+    if not is_of_one or any(e.params.get("strides") is not None for e in producers):
         return None
-    array, count, shape = made[0].invars[0], len(members), members[0].aval.shape
-    spans = [span_of(e, a) for e, a in zip(made, members, strict=True)]
+    array, count, shape = producers[0].invars[0], len(members), members[0].aval.shape
+    spans = [span_of(e, a) for e, a in zip(producers, members, strict=True)]
     (start, *begins), (stop, *ends) = spans[0]
     rows = stop - start
     whole = [((start + i * rows, *begins), (start + (i + 1) * rows, *ends)) for i in range(count)]
@@ -206,15 +219,15 @@ def _propose(view: View, equation: Equation) -> Rewrite | None:
         return None
     if not copies.are_read_by(equation):
         raise Refusal("a member is read by something else, too")
-    batched, shared, one = copies.of_one(members[0])
+    batched, shared, one = copies.first_member(members[0])
     sources = [copies.sources[v] for v in batched]
 
     def function(*arrays):
         values = Values(inputs, arrays)
         of_members, of_all = [s.batched(values) for s in sources], [values[v] for v in shared]
         axes = [0] * len(of_members) + [None] * len(of_all)
-        made = jax.vmap(lambda *a: one(*a)[0], in_axes=axes, out_axes=0)(*of_members, *of_all)
-        return [made.reshape(output.aval.shape)]
+        stacked = jax.vmap(lambda *a: one(*a)[0], in_axes=axes, out_axes=0)(*of_members, *of_all)
+        return [stacked.reshape(output.aval.shape)]
 
     size = nbytes(*(v for e in copies.equations.values() for v in e.outvars))
     note = f"{len(members)} copies of {len(copies.equations) // len(members)} equations -> vmap"

@@ -1,8 +1,8 @@
 """Rewritten programs are equal in exact rational numbers, their gradients too.
 
-Each function of ``tests/fusion/test_rules.py`` to which a rule applies is evaluated before and
-after it is rewritten, with the plain implementations of the ops. Nothing is rounded, so results are
-equal or a rule is wrong: two rational functions that differ agree in hardly any random point.
+Each function of ``tests/fusion/rules/test_rules.py`` to which a rule applies is evaluated before
+and after it is rewritten, with the plain implementations of the ops. Nothing is rounded, so results
+are equal or a rule is wrong: two rational functions that differ agree in hardly any random point.
 """
 
 import dataclasses
@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion.rewrite import Policy, Rewrite, Rules
+from jaxgnn.fusion.policy import Policy
+from jaxgnn.fusion.rewriting import Rules
+from jaxgnn.fusion.rules.rule import Rewrite
 from jaxgnn.fusion.rules.table import RULES, neighbour_sum
 from jaxgnn.fusion.transform import transformed
 from tests.fusion.proofs._exact import as_exact, evaluated, rationals, same
-from tests.fusion.test_rules import APPLIES
+from tests.fusion.rules.test_rules import APPLIES
 
 # A rule that leaves out a constant which rounding loses: not equal, and not meant to be.
 ROUNDED = {"softmax with epsilon"}

@@ -1,0 +1,1 @@
+"""Graphs of edge lists, with ids that are known ahead or only when the function runs."""

@@ -1,0 +1,1 @@
+"""Programs as plain data: equations, known values of their variables, bodies of loops."""

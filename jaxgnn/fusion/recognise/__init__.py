@@ -1,0 +1,1 @@
+"""Forms of code: gathers, sums over segments, products, norms, layers, tensor products."""
