@@ -17,6 +17,8 @@ from jaxgnn.sampling.host import sample_hops as sample_hops
 from jaxgnn.sampling.layerwise import infer_layerwise as infer_layerwise
 from jaxgnn.sampling.links import LinkBatch as LinkBatch
 from jaxgnn.sampling.links import LinkNeighborLoader as LinkNeighborLoader
+from jaxgnn.sampling.loader import Loader as Loader
+from jaxgnn.sampling.loader import Step as Step
 from jaxgnn.sampling.negatives import NegativeSampler as NegativeSampler
 from jaxgnn.sampling.negatives import PairWeights as PairWeights
 from jaxgnn.sampling.negatives import negative_edges as negative_edges

@@ -25,6 +25,7 @@ _MARGIN = 1.1
 
 # Ratio of the capacities of steps with more nodes than the others.
 _STEP = 1.25
+_UNREACHED = 2**62
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,10 @@ class Capacity:
     def with_seeds(self, seeds: int) -> Capacity:
         """Returns it with so many slots for seeds, and for nodes at least as many."""
         return Capacity(ascending(seeds, self.nodes[1:]), self.edges, self.candidates)
+
+    def unbounded(self) -> Capacity:
+        """Returns a bound of as many numbers that no batch reaches."""
+        return self._with(itertools.repeat(_UNREACHED))
 
     def widened(self, sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
         """Returns a larger capacity that holds all of the sizes, up to ``bound``.

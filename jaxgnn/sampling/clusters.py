@@ -11,8 +11,7 @@ import numpy.typing as npt
 from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.distributed import partition
 from jaxgnn.graph import CSRGraph
-from jaxgnn.sampling import checks
-from jaxgnn.sampling.loader import SeedOrder
+from jaxgnn.sampling.loader import Step
 from jaxgnn.sampling.subgraphs import Induced, NodeData, SubgraphLoader, WholeGraph, checked_size
 
 ClusterMethod = Literal["communities", "metis", "contiguous", "random"]
@@ -71,6 +70,9 @@ class ClusterLoader(SubgraphLoader):
       ([0, 1, 2], [1, 2, 3, -1])
     """
 
+    _things = "clusters"
+    _divides_evenly = False
+
     def __init__(
         self,
         graph: CSRGraph,
@@ -91,8 +93,6 @@ class ClusterLoader(SubgraphLoader):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels, train)
-        checks.flags(where, shuffle=shuffle)
-        super().__init__(whole, data, seed, num_threads, processes, capacity)
         if not is_choice(method, get_args(ClusterMethod)):
             expected = f"one of {', '.join(map(repr, get_args(ClusterMethod)))}"
             raise bad_input(where, "method", expected, repr(method))
@@ -102,27 +102,25 @@ class ClusterLoader(SubgraphLoader):
         sizes = np.bincount(self.cluster_of)
         self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[sizes > 0])])
         self.batch_clusters = checked_size(where, "batch_clusters", batch_clusters)
-        self._order = SeedOrder(
+        super().__init__(
+            whole,
+            data,
             self.num_clusters,
             self.batch_clusters,
             seed=seed,
             shuffle=shuffle,
-            drop_last=False,
-            num_processes=self._num_processes,
+            num_threads=num_threads,
+            capacity=capacity,
+            processes=processes,
         )
-
-    def __len__(self) -> int:
-        """Number of steps of an epoch."""
-        return self._order.num_steps
 
     @property
     def num_clusters(self) -> int:
         """Number of clusters that have a node."""
         return len(self._ends) - 1
 
-    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
-        chosen = self._order.of_step(epoch, step, process).tolist()
-        nodes = [self._nodes[self._ends[i] : self._ends[i + 1]] for i in chosen]
+    def _part_of(self, step: Step) -> Induced:
+        nodes = [self._nodes[self._ends[i] : self._ends[i + 1]] for i in step.items.tolist()]
         return self._graph.induced(np.sort(np.concatenate([self._nodes[:0], *nodes])))
 
     def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:

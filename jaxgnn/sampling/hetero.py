@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.sampling import checks, options
 from jaxgnn.sampling.batches import HeteroBatch, typed_parts_of
-from jaxgnn.sampling.capacity import HeteroCapacity, SharedCapacity, typed_bound_of
+from jaxgnn.sampling.capacity import HeteroCapacity, typed_bound_of
 from jaxgnn.sampling.checks import Method
 from jaxgnn.sampling.drawing import Drawing, on_host
-from jaxgnn.sampling.loader import BatchLoader, SeedOrder, StagedRows, default_device
+from jaxgnn.sampling.loader import Loader, StagedRows, Step
 from jaxgnn.sampling.memory import check_files, filled
-from jaxgnn.sampling.options import fanouts_of, features_of, labels_of, relations_of, seeds_of
-from jaxgnn.sampling.relations import Temporal, check_options, check_present, checked_times
-from jaxgnn.sampling.sources import HeteroSource
+from jaxgnn.sampling.options import (
+    fanouts_of,
+    features_of,
+    labels_of,
+    relations_of,
+    seeds_of,
+)
+from jaxgnn.sampling.relations import Temporal, TypedHops, check_options, checked_seed_times
+from jaxgnn.sampling.sources import Source
 
-# Batches that are made at the same time; each has an equal part of the threads.
-_CONCURRENT_BATCHES = 4
+
+class HeteroSample(NamedTuple):
+    """Neighbourhoods of the seeds of a step.
+
+    Attributes:
+      items: places of the seeds among all, [seeds].
+      drawn: nodes by type, and edges by relation.
+    """
+
+    items: np.ndarray
+    drawn: TypedHops
 
 
-class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
+class HeteroNeighborLoader(Loader[HeteroBatch]):
     """Draws batches of seeds with sampled neighbours, on graphs with several types of nodes.
 
     The seeds are nodes of one type. In each hop, each relation draws some senders of all receivers
@@ -128,7 +142,6 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         joined: bool = False,
         processes: tuple[int, int] | None = None,
     ):
-        super().__init__()
         where = self._where
         if not isinstance(graph, HeteroGraph):
             raise bad_input(where, "graph", "a HeteroGraph", type(graph).__name__)
@@ -136,53 +149,41 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         numbers = [number for of_hops in of_relations.values() for number in of_hops]
         checks.options(where, numbers, replace, method, batch_dependency, may_be_zero=True)
         checks.counters(where, seed, 0, 0)
-        flags = {"shuffle": shuffle, "drop_last": drop_last, "edge_ids": edge_ids, "joined": joined}
-        checks.flags(where, **flags)
-        options.require_positive(where, "batch_size", batch_size)
-        threads = options.checked_threads(where, num_threads)
-        seed_type, nodes = seeds_of(where, seeds, graph)
+        checks.flags(where, edge_ids=edge_ids, joined=joined)
+        self._seed_type, self._seeds = seeds_of(where, seeds, graph)
         drawing = Drawing((), seed, replace, method, batch_dependency)
         check_options(where, drawing, edge_times, seed_times, temporal)
-        times = None
+        self._seed_times = None
         if seed_times is not None:
-            # A copy, since a file that times are mapped from may shrink.
-            times = np.array(checked_times(where, "seed_times", seed_times, len(nodes)))
-            check_present(where, "seed_times", times)
+            self._seed_times = checked_seed_times(where, seed_times, len(self._seeds))
             if weights is not None:
                 raise bad_input(where, "weights", "None with seed_times", repr(list(weights)))
-        self._workers = min(threads, _CONCURRENT_BATCHES)
-        relations = relations_of(where, graph, of_relations, weights, edge_times, times)
-        source = HeteroSource(
-            relations,
-            {seed_type: graph.num_nodes[seed_type], **graph.num_nodes},
-            seed_type,
-            nodes,
-            times,
-            drawing,
-            temporal == "last",
-            max(threads // self._workers, 1),
-        )
-        self._source = source
-        self._count = len(nodes)
-        self._seeds = np.arange(len(nodes))  # by number, as their nodes and times are
-        self._process, num_processes = options.checked_processes(where, processes)
-        self._shared = SharedCapacity(where, self._process, num_processes, capacity is not None)
-        self._batch_size = min(batch_size, -(-len(nodes) // num_processes))
-        self._order = SeedOrder(
-            len(nodes),
-            self._batch_size,
+        super().__init__(
+            len(self._seeds),
+            batch_size,
             seed=seed,
             shuffle=shuffle,
             drop_last=drop_last,
-            num_processes=num_processes,
+            num_threads=num_threads,
+            capacity=capacity,
+            processes=processes,
         )
-        self._order.require_a_step(where, self._things)
+        relations = relations_of(where, graph, of_relations, weights, edge_times, self._seed_times)
+        num_nodes = {self._seed_type: graph.num_nodes[self._seed_type], **graph.num_nodes}
+        self._source = Source(
+            relations,
+            num_nodes,
+            self._seed_type,
+            drawing,
+            temporal == "last",
+            self._threads_of_batch,
+        )
         most_edges = max(relation.graph.num_edges for relation in relations.values())
         self._with_edge_ids = options.checked_edge_ids(where, edge_ids, most_edges)
         self.features = features_of(where, features, graph)
-        self._labels = labels_of(where, labels, graph.num_nodes[seed_type], nodes, times)
+        labelled = num_nodes[self._seed_type], self._seeds, self._seed_times
+        self._labels = labels_of(where, labels, *labelled)
         self._edge_weights = {e: on_host(relation.weights) for e, relation in graph.items()}
-        self._device = default_device()
         self._rows = {
             t: StagedRows(where, store, self._device) for t, store in self.features.items()
         }
@@ -191,31 +192,33 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         self._joined = joined
         self._bound = typed_bound_of(
             relations,
-            source.num_nodes,
-            seed_type,
+            num_nodes,
+            self._seed_type,
             self._batch_size,
-            copies=1 if times is None else self._batch_size,
+            copies=1 if seed_times is None else self._batch_size,
             replace=replace,
         )
-        self.capacity = self._measured() if capacity is None else self._checked(capacity)
+        if capacity is not None:
+            self._slots = self._ordered(capacity)
+        self._capacity()  # Errors of the graph and of the capacity are those of the constructor.
 
-    def batch(self, epoch: int, step: int) -> HeteroBatch:
-        """Makes one batch, on the default device.
+    # -- policy of the loader -----------------------------------------------------------------
 
-        Raises:
-          ValueError: if there is no such epoch or step.
+    def draw(self, step: Step) -> HeteroSample:
+        """Draws the neighbourhoods of the seeds of a step."""
+        return HeteroSample(step.items, self._drawn(step.items, step))
 
-        Warns:
-          UserWarning: if the batch does not fit into the capacity, which grows.
-        """
-        self._check_place(epoch, step)
+    def sizes(self, sample: HeteroSample) -> HeteroCapacity:
+        """Counts the nodes and edges of a sample, by type and relation."""
+        return HeteroCapacity.of(sample.drawn, list(self._source.relations))
+
+    def fields(self, sample: HeteroSample, capacity: HeteroCapacity) -> HeteroBatch:
+        """Pads a sample, and reads weights, features and labels."""
         weights = {f"graph[{e!r}].weights": w for e, w in self._edge_weights.items()}
         check_files(self._where, **weights)
-        seeds = self._seeds_of(epoch, step, self._process)
-        sample = self._draw(seeds, epoch, step)
-        source, capacity, found = self._source, sample.capacity, sample.found
+        source, drawn, size = self._source, sample.drawn, self._batch_size
         parts = typed_parts_of(
-            found,
+            drawn,
             source.relations,
             self._edge_weights,
             source.num_nodes,
@@ -224,23 +227,37 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         )
         if self._joined:
             parts["blocks"] = tuple(block.prepared() for block in parts["blocks"])
-        size, labels, owners = self._batch_size, self._labels, found.owners
         if not self._with_edge_ids:
             parts["e_id"] = None
-        if owners is not None:
+        if drawn.owners is not None:
             slots = {t: n[-1] for t, n in capacity.nodes.items()}
-            parts["batch"] = {t: filled(o, slots[t], size, np.int32) for t, o in owners.items()}
+            owners = drawn.owners.items()
+            parts["batch"] = {t: filled(o, slots[t], size, np.int32) for t, o in owners}
+        labels, items = self._labels, sample.items
         parts |= {
-            "seed_ids": filled(found.seed_ids, size, 0, np.int32),
-            "seed_mask": np.arange(size) < len(seeds),
+            "seed_ids": filled(drawn.seed_ids, size, 0, np.int32),
+            "seed_mask": np.arange(size) < len(items),
             "x": {t: rows.gather(parts["n_id"][t]) for t, rows in self._rows.items()},
-            "y": None if labels is None else options.read_labels(self._where, labels, seeds, size),
+            "y": None if labels is None else options.read_labels(self._where, labels, items, size),
         }
-        placed = to_device(self._where, parts, self._device)
-        return HeteroBatch(seed_type=source.seed_type, **placed)
+        return HeteroBatch(seed_type=self._seed_type, **parts)
 
-    def _checked(self, capacity: HeteroCapacity) -> HeteroCapacity:
-        """A user's capacity, after a check that it holds some batch."""
+    def bound(self) -> HeteroCapacity:
+        """Returns the sizes that no batch exceeds."""
+        return self._bound
+
+    def _drawn(self, items: np.ndarray, step: Step) -> TypedHops:
+        """Draws the neighbourhoods of some seeds."""
+        times = self._seed_times
+        return self._source.draw(
+            self._seeds[items],
+            step.epoch,
+            step.step,
+            seed_times=None if times is None else times[items],
+        )
+
+    def _ordered(self, capacity: HeteroCapacity) -> HeteroCapacity:
+        """Returns a user's capacity in the order of types, after a check that it holds a batch."""
         where, bound = self._where, self._bound
         if not isinstance(capacity, HeteroCapacity):
             expected = "a HeteroCapacity or None"
@@ -249,7 +266,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         if ordered is None:
             expected = "with the types of nodes, relations and hops of the loader"
             raise bad_input(where, "capacity", expected, capacity)
-        least = self._source.sizes(self._seeds[:1], 0, 0).with_rows(self._batch_size)
+        first = HeteroSample(self._seeds[:1], self._drawn(np.arange(1), self._step(0, 0, 0)))
+        least = self.sizes(first).with_rows(self._batch_size)
         ascending = all(list(n) == sorted(n) for n in ordered.nodes.values())
         if not ordered.holds(least) or not ascending:
             expected = f"ascending, and at least that of one seed, {least}"

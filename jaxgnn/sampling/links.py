@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Int32
 
-from jaxgnn._arrays.arrays import host_array, to_device
+from jaxgnn._arrays.arrays import host_array
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import checks, random
 from jaxgnn.sampling.batches import SampledBatch
 from jaxgnn.sampling.capacity import Capacity, rounded
 from jaxgnn.sampling.checks import Method
-from jaxgnn.sampling.drawing import RawSample, on_host
+from jaxgnn.sampling.drawing import on_host
 from jaxgnn.sampling.features import FeatureStore
+from jaxgnn.sampling.loader import Step
 from jaxgnn.sampling.memory import filled
 from jaxgnn.sampling.negatives import NegativeSampler, pairs_of, senders_of
-from jaxgnn.sampling.neighbours import NeighborLoader
+from jaxgnn.sampling.neighbours import Asked, NeighborLoader, Sample
 from jaxgnn.sampling.options import checked_labels, read_labels
 from jaxgnn.sampling.prefetch import Prefetched
 from jaxgnn.sampling.reference import distinct
@@ -173,13 +174,13 @@ class LinkNeighborLoader(NeighborLoader):
         Warns:
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
-        self._check_place(epoch, step)
-        asked = self._asked(epoch, step, self._process)
-        parts = self._fields(self._drawn_for(asked, epoch, step), len(asked.ends))
-        parts |= self._pair_fields(asked)
-        return LinkBatch(**to_device(self._where, parts, self._device))
+        return cast(Any, super().batch(epoch, step))
 
-    # -- what this loader replaces ------------------------------------------------------------
+    def fields(self, sample: Sample, capacity: Capacity) -> LinkBatch:
+        """Pads a sample, and reads features and the labels of pairs."""
+        return LinkBatch(**self._parts_of(sample, capacity), **self._pair_fields(sample.asked))
+
+    # -- items that are pairs -----------------------------------------------------------------
 
     def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
         self._edges = _checked_edges(self._where, seeds, graph.num_rows)
@@ -196,36 +197,25 @@ class LinkNeighborLoader(NeighborLoader):
         return count
 
     def _seed_slots(self) -> int:
-        """Most distinct ends of the pairs of a batch."""
+        """Returns an upper bound on the number of distinct ends in a batch."""
         new_ends = 1 if self._keep_senders else 2
-        return min(self._batch_size * (2 + new_ends * self._per_pair), self._num_nodes)
+        return min(self._batch_size * (2 + new_ends * self._per_pair), self._graph.num_nodes)
 
     def _least_seed_slots(self) -> int:
         return 1
 
-    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
-        return self._asked(epoch, step, process).ends
-
-    def _sizes_of(self, epoch: int, step: int, process: int, count: int | None = None) -> Capacity:
-        asked, source = self._asked(epoch, step, process), cast(Any, self._source)
-        excluded = self._given_edges(asked)
-        return source.sizes(asked.ends[:count], epoch, step, excluded=excluded)
-
-    def _sample_of(self, epoch: int, step: int) -> RawSample:
-        return self._drawn_for(self._asked(epoch, step, self._process), epoch, step)
-
     # -- parts of a batch ---------------------------------------------------------------------
 
-    def _asked(self, epoch: int, step: int, process: int) -> _Asked:
-        """The pairs of a step, and their ends."""
-        places = self._order.of_step(epoch, step, process)
+    def _asked(self, step: Step) -> _AskedPairs:
+        """Returns the pairs of a step, and their ends."""
+        places = step.items
         count, size = len(places), self._batch_size
         pairs = self._edges[:, places].T
         mask = np.ones(count, bool)
         slots = np.arange(count)
         if self._negatives is not None:
-            of_all = process * size + slots
-            drawn = self._negatives.draw(epoch, step, of_all, pairs[:, 0])
+            of_all = step.process * size + slots
+            drawn = self._negatives.draw(step.epoch, step.step, of_all, pairs[:, 0])
             first, second = (ends.reshape(-1) for ends in drawn)
             exists = second >= 0
             # A pair that does not exist has one end, which is in the batch anyhow.
@@ -233,24 +223,21 @@ class LinkNeighborLoader(NeighborLoader):
             pairs, mask = np.concatenate([pairs, others]), np.concatenate([mask, exists])
             slots = np.concatenate([slots, size + np.arange(len(others))])
         ends, positions = distinct(pairs.reshape(-1))
-        return _Asked(places, ends, positions.reshape(-1, 2), mask, slots)
+        joined = self._given_edges(places)
+        return _AskedPairs(places, ends, joined, positions.reshape(-1, 2), mask, slots)
 
-    def _drawn_for(self, asked: _Asked, epoch: int, step: int) -> RawSample:
-        """A sample of the graph without the edges that join the given pairs of its batch."""
-        return self._draw(asked.ends, epoch, step, excluded=self._given_edges(asked))
-
-    def _given_edges(self, asked: _Asked) -> np.ndarray:
-        """Positions, in the graph that is drawn from, of the edges that join given pairs."""
-        senders, receivers = self._edges[:, asked.places]
+    def _given_edges(self, places: np.ndarray) -> np.ndarray:
+        """Returns positions, in the graph that is drawn from, of the edges that join some pairs."""
+        senders, receivers = self._edges[:, places]
         if self._undirected:
             senders, receivers = np.append(senders, receivers), np.append(receivers, senders)
         elif self._is_transposed:
             senders, receivers = receivers, senders
-        return self._drawn_graph.edges_between(receivers, senders)
+        return self._graph.edges_between(receivers, senders)
 
-    def _pair_fields(self, asked: _Asked) -> dict[str, Any]:
-        """Pairs and labels in their slots."""
-        size, count = self._batch_size, len(asked.places)
+    def _pair_fields(self, asked: _AskedPairs) -> dict[str, Any]:
+        """Returns pairs and labels in their slots."""
+        size, count = self._batch_size, len(asked.items)
         num_slots = size * (1 + self._per_pair)
         pairs, mask = np.zeros((2, num_slots), np.int32), np.zeros(num_slots, bool)
         pairs[:, asked.slots], mask[asked.slots] = asked.pairs.T, asked.mask
@@ -258,26 +245,24 @@ class LinkNeighborLoader(NeighborLoader):
         if labels is None:
             of_pairs = filled(np.ones(count, np.float32), num_slots, 0)
         else:
-            of_pairs = read_labels(self._where, labels, asked.places, num_slots)
+            of_pairs = read_labels(self._where, labels, asked.items, num_slots)
         return {"pairs": pairs, "pair_mask": mask, "pair_labels": of_pairs}
 
 
-class _Asked(NamedTuple):
-    """The pairs of a step.
+@dataclass(frozen=True, eq=False)
+class _AskedPairs(Asked):
+    """Pairs of a step, whose seeds are the distinct nodes of all pairs.
 
     Attributes:
-      places: place of each given pair among all.
-      ends: the distinct nodes of all pairs, in their order.
-      pairs: both nodes of each pair as places in ``ends``, negatives after given pairs, [pairs, 2].
+      pairs: both nodes of each pair as places in ``seeds``, negatives after given pairs,
+        [pairs, 2].
       mask: False for negatives that do not exist, [pairs].
       slots: slot of each pair in the batch, [pairs].
     """
 
-    places: np.ndarray
-    ends: np.ndarray
-    pairs: np.ndarray
-    mask: np.ndarray
-    slots: np.ndarray
+    pairs: Any = None
+    mask: Any = None
+    slots: Any = None
 
 
 def _checked_edges(where: str, edges: Any, num_nodes: int) -> np.ndarray:

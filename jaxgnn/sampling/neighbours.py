@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,20 +18,62 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import checks, options
 from jaxgnn.sampling.batches import EdgeValues, SampledBatch, parts_of, parts_on_device
-from jaxgnn.sampling.capacity import Capacity, SharedCapacity, bound_of
+from jaxgnn.sampling.capacity import Capacity, bound_of, measured
 from jaxgnn.sampling.checks import Method
 from jaxgnn.sampling.drawing import Drawing, HostGraph, RawSample, on_host
 from jaxgnn.sampling.features import FeatureStore
-from jaxgnn.sampling.loader import BatchLoader, SeedOrder, StagedRows, default_device
+from jaxgnn.sampling.loader import Loader, StagedRows, Step
 from jaxgnn.sampling.prefetch import Prefetched
-from jaxgnn.sampling.relations import Temporal, check_options
-from jaxgnn.sampling.sources import DeviceSource, HostSource, Source, timed_source
+from jaxgnn.sampling.relations import (
+    Relation,
+    Temporal,
+    TypedHops,
+    check_options,
+    checked_seed_times,
+    timed_graph,
+)
+from jaxgnn.sampling.sources import (
+    DeviceSource,
+    Source,
+    candidates_of,
+    hops_of_one_type,
+    padded,
+    sizes_of,
+)
 
-# Batches that are made at the same time; each has an equal part of the threads.
-_CONCURRENT_BATCHES = 4
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Seeds of a step.
+
+    Attributes:
+      items: places of the visited items among all, [items].
+      seeds: nodes to draw the neighbourhoods of, int64 [seeds].
+      excluded: positions of edges that are not drawn, ascending, or None.
+    """
+
+    items: np.ndarray
+    seeds: np.ndarray
+    excluded: np.ndarray | None = None
+
+    def of_first_seed(self) -> Asked:
+        """Returns the first seed alone."""
+        return Asked(self.items[:1], self.seeds[:1], self.excluded)
 
 
-class NeighborLoader(BatchLoader[SampledBatch]):
+class Sample(NamedTuple):
+    """Neighbourhoods of the seeds of a step.
+
+    Attributes:
+      asked: the seeds.
+      drawn: ``TypedHops`` of the host, or a ``RawSample`` in slots of the device.
+    """
+
+    asked: Any
+    drawn: Any
+
+
+class NeighborLoader(Loader[SampledBatch]):
     """Draws batches of seeds with sampled neighbours, for training on graphs of any size.
 
     For each batch, hop after hop, some neighbours are drawn of all nodes found so far. All batches
@@ -110,6 +153,9 @@ class NeighborLoader(BatchLoader[SampledBatch]):
       [0, 2, 3]
     """
 
+    # A batch has a slot for each of its seeds.
+    _measure = staticmethod(measured)
+
     def __init__(
         self,
         graph: CSRGraph,
@@ -136,88 +182,65 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         temporal: Temporal = "uniform",
         processes: tuple[int, int] | None = None,
     ):
-        super().__init__()
         where = self._where
         fanouts = options.checked_fanouts(where, fanouts)
         options.check_place(where, on, weights)
         checks.options(where, fanouts, replace, method, batch_dependency)
         checks.counters(where, seed, 0, 0)
         drawing = Drawing(fanouts, seed, replace, method, batch_dependency)
-        checks.flags(where, shuffle=shuffle, drop_last=drop_last, edge_ids=edge_ids)
+        checks.flags(where, edge_ids=edge_ids)
         check_options(where, drawing, edge_times, seed_times, temporal)
-        options.require_positive(where, "batch_size", batch_size)
-        num_threads = options.checked_threads(where, num_threads)
         host = HostGraph.of(where, graph, direction)
-        self._count = self._take_seeds(seeds, graph)
-        self._process, num_processes = options.checked_processes(where, processes)
-        self._shared = SharedCapacity(where, self._process, num_processes, capacity is not None)
-        self._batch_size = min(batch_size, -(-self._count // num_processes))
-        self._order = SeedOrder(
-            self._count,
-            self._batch_size,
+        super().__init__(
+            self._take_seeds(seeds, graph),
+            batch_size,
             seed=seed,
             shuffle=shuffle,
             drop_last=drop_last,
-            num_processes=num_processes,
+            num_threads=num_threads,
+            capacity=capacity,
+            processes=processes,
         )
-        self._order.require_a_step(where, self._things)
         self._with_edge_ids = options.checked_edge_ids(where, edge_ids, host.num_edges)
         self.features = options.checked_features(where, features, host.num_nodes)
-        labelled = (host.num_nodes, "node") if seed_times is None else (self._count, "seed")
+        labelled = (host.num_nodes, "node") if seed_times is None else (self._num_items, "seed")
         self._labels = options.checked_labels(where, labels, *labelled)
-        self._workers = min(num_threads, _CONCURRENT_BATCHES)
-        source = HostSource(
-            host,
-            options.checked_weights(where, weights, graph, host),
-            drawing,
-            max(num_threads // self._workers, 1),
-        )
-        self._device = default_device()
-        timed = None
+        drawn_by = options.checked_weights(where, weights, graph, host)
+        relation = Relation("", "", host, None, fanouts, drawn_by)
+        self._seed_times = None
         if seed_times is not None:
-            times = edge_times, seed_times, temporal
-            timed = timed_source(where, source, graph, self._seeds, times, on)
-            self._seeds = np.arange(self._count)  # by number, as times and labels are
-        self._source: Source = source if timed is None else timed
+            self._seed_times, relation = self._timed(graph, relation, edge_times, seed_times, on)
+        self._graph, self._drawing = relation.graph, drawing
+        self._source = Source(
+            {("", "", ""): relation},
+            {"": host.num_nodes},
+            "",
+            drawing,
+            temporal == "last",
+            self._threads_of_batch,
+        )
         self._values = EdgeValues.of(graph, host.degrees(), direction)
+        self._on_device = None
         if on == "device":
-            self._source = DeviceSource.of(source, graph, direction, self._device)
+            self._on_device = DeviceSource.of(drawing, graph, host, direction, self._device)
             self._values = to_device(where, self._values, self._device)
             self._parts = parts_on_device
         else:
             self._values = jax.tree.map(on_host, self._values)
             # A GPU sorts edges in less time than copying their order to it would take.
             self._parts = partial(parts_of, with_plans=jax.default_backend() == "cpu")
-        self._rows = (
-            None if self.features is None else StagedRows(where, self.features, self._device)
-        )
-        self._num_nodes, self._drawn_graph = host.num_nodes, host
+        stored = self.features
+        self._rows = None if stored is None else StagedRows(where, stored, self._device)
         self._bound = _bound(
-            source,
+            host,
+            drawing,
             self._seed_slots(),
-            copies=1 if timed is None else self._batch_size,
-            with_candidates=on == "device",
+            copies=1 if seed_times is None else self._batch_size,
+            with_candidates=self._has_candidates(),
         )
-        self.capacity = self._measured() if capacity is None else self._checked(capacity)
-
-    def batch(self, epoch: int, step: int) -> SampledBatch:
-        """Makes one batch, on the default device.
-
-        Raises:
-          ValueError: if there is no such epoch or step.
-
-        Warns:
-          UserWarning: if the batch does not fit into the capacity, which grows.
-        """
-        self._check_place(epoch, step)
-        seeds, labels = self._seeds_of(epoch, step, self._process), self._labels
-        parts = self._fields(self._draw(seeds, epoch, step), len(seeds))
-        slots = len(parts["seed_mask"])
-        of_seeds = (
-            None if labels is None else options.read_labels(self._where, labels, seeds, slots)
-        )
-        parts["y"] = of_seeds
-        return SampledBatch(**to_device(self._where, parts, self._device))
+        if capacity is not None:
+            self._check_capacity(capacity)
+        self._capacity()  # Errors of the graph and of the capacity are those of the constructor.
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
         """Counts how often the first batches of an epoch contain each node, int64 [nodes].
@@ -225,78 +248,161 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         ``features.CachedFeatures.hottest`` keeps the nodes of the largest counts on the device.
         """
         steps = range(min(num_batches, len(self)))
-        made = Prefetched(
+        nodes = Prefetched(
             lambda step: self._nodes_of(epoch, step), steps, threads=self._workers, depth=8
         )
-        counts = np.zeros(self._num_nodes, np.int64)
-        for ids in made:
+        counts = np.zeros(self._graph.num_nodes, np.int64)
+        for ids in nodes:
             counts[ids] += 1
         return counts
 
-    # -- what loaders of other things than nodes replace --------------------------------------
+    # -- policy of the loader -----------------------------------------------------------------
+
+    def draw(self, step: Step) -> Sample:
+        """Draws the neighbourhoods of the seeds of a step, on the host."""
+        return self._drawn(self._asked(step), step)
+
+    def draw_within(self, step: Step, capacity: Capacity) -> tuple[Any, Capacity | None]:
+        """Draws a sample, in slots of the capacity if the device draws."""
+        if self._on_device is None:
+            return super().draw_within(step, capacity)
+        asked = self._asked(step)
+        raw = self._on_device.draw(
+            asked.seeds, step.epoch, step.step, capacity, excluded=asked.excluded
+        )
+        if raw is None:
+            return None, self.sizes(self._drawn(asked, step))
+        return Sample(asked, raw), None
+
+    def sizes(self, sample: Sample) -> Capacity:
+        """Counts the nodes and edges of a sample of the host, up to and with each hop."""
+        hops = hops_of_one_type(sample.drawn)
+        sizes = sizes_of(hops)
+        if not self._has_candidates():
+            return sizes
+        return dataclasses.replace(
+            sizes, candidates=candidates_of(hops, self._graph, sample.asked.excluded)
+        )
+
+    def fields(self, sample: Sample, capacity: Capacity) -> SampledBatch:
+        """Pads a sample, and reads features and labels."""
+        labels, asked = self._labels, sample.asked
+        y = None
+        if labels is not None:
+            rows = asked.items if self._seed_times is not None else asked.seeds
+            y = options.read_labels(self._where, labels, rows, capacity.nodes[0])
+        return SampledBatch(**self._parts_of(sample, capacity), y=y)
+
+    def bound(self) -> Capacity:
+        """Returns the sizes that no batch exceeds."""
+        return self._bound
+
+    # -- methods that loaders of other items than nodes replace -------------------------------
 
     def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
-        """Keeps what an epoch visits, after checks, and returns its number."""
+        """Checks and keeps the items that an epoch visits, and returns their number."""
         self._seeds = options.checked_seeds(self._where, seeds, graph.num_rows)
         return len(self._seeds)
 
     def _seed_slots(self) -> int:
-        """Most seeds of a batch."""
+        """Returns the largest number of seeds of a batch."""
         return self._batch_size
 
     def _least_seed_slots(self) -> int:
-        """Fewest slots for seeds of a capacity, which cannot grow where seeds are asked for."""
+        """Returns the least number of slots for seeds that a capacity must have."""
         return self._batch_size
+
+    def _asked(self, step: Step) -> Asked:
+        """Returns the seeds of a step."""
+        return Asked(step.items, self._seeds[step.items])
 
     # -- parts of a batch --------------------------------------------------------------------
 
-    def _fields(self, raw: RawSample, num_seeds: int) -> dict[str, Any]:
-        """The fields of a batch that do not depend on what is asked about its seeds."""
+    def _drawn(self, asked: Asked, step: Step) -> Sample:
+        """Draws the neighbourhoods of some seeds, on the host."""
+        times = self._seed_times
+        sample = self._source.draw(
+            asked.seeds,
+            step.epoch,
+            step.step,
+            seed_times=None if times is None else times[asked.items],
+            excluded=asked.excluded,
+        )
+        return Sample(asked, sample)
+
+    def _parts_of(self, sample: Sample, capacity: Capacity) -> dict[str, Any]:
+        """Returns the fields of a batch that do not depend on what is asked about its seeds."""
+        drawn, rows = sample.drawn, self._rows
+        raw = drawn if isinstance(drawn, RawSample) else padded(drawn, capacity, self._graph)
         self._values.check_files(self._where)
-        parts, rows = self._parts(raw, self._values), self._rows
+        parts = self._parts(raw, self._values)
         if not self._with_edge_ids:
             parts["e_id"] = None
-        parts["seed_mask"] = np.arange(raw.seed_ids.shape[0]) < num_seeds
+        parts["seed_mask"] = np.arange(raw.seed_ids.shape[0]) < len(sample.asked.seeds)
         parts["x"] = None if rows is None else rows.gather(raw.n_id)
         return parts
 
     def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
-        n_id = self._sample_of(epoch, step).n_id
+        """Returns the nodes of a batch."""
+        sample, _ = self._fitting(epoch, step)
+        if isinstance(sample.drawn, TypedHops):
+            return hops_of_one_type(sample.drawn).n_id
+        n_id = np.asarray(sample.drawn.n_id)
         return n_id[n_id >= 0]
 
-    def _sample_of(self, epoch: int, step: int) -> RawSample:
-        return self._draw(self._seeds_of(epoch, step, self._process), epoch, step)
+    def _has_candidates(self) -> bool:
+        """Returns whether a capacity has slots for the edges that LABOR chooses from."""
+        return self._on_device is not None and self._drawing.method == "labor"
 
-    def _checked(self, capacity: Capacity) -> Capacity:
-        """A user's capacity, after a check that it holds some batch."""
+    def _timed(
+        self, graph: CSRGraph, relation: Relation, edge_times: Any, seed_times: Any, on: str
+    ) -> tuple[np.ndarray, Relation]:
+        """Checks times; returns those of the seeds, and edges in the order of their times."""
+        where, weights = self._where, relation.weights
+        if on != "host":
+            raise bad_input(where, "on", '"host" with seed_times', repr(on))
+        if weights is not None:
+            raise bad_input(where, "weights", "None with seed_times", f"{len(weights)} values")
+        times = checked_seed_times(where, seed_times, self._num_items)
+        if graph.is_normalized:
+            expected = "not normalised with seed_times; normalise the blocks"
+            raise bad_input(where, "graph", expected, repr(graph.normalization))
+        host, of_edges = timed_graph(where, "edge_times", edge_times, graph, relation.graph, times)
+        return times, dataclasses.replace(relation, graph=host, times=of_edges)
+
+    def _check_capacity(self, capacity: Any) -> None:
+        """Raises ValueError unless a user's capacity holds some batch."""
         if not isinstance(capacity, Capacity):
             raise bad_input(self._where, "capacity", "a Capacity or None", type(capacity).__name__)
-        lengths, expected = ([*map(len, c)] for c in (astuple(capacity), astuple(self._bound)))
+        shapes = (dataclasses.astuple(c) for c in (capacity, self._bound))
+        lengths, expected = ([*map(len, numbers)] for numbers in shapes)
         if lengths != expected:
             expected = "numbers of nodes, edges and candidates, {}, {} and {}".format(*expected)
             raise bad_input(self._where, "capacity", expected, capacity)
-        least = self._sizes_of(0, 0, 0, 1)
-        least = replace(least, nodes=(self._least_seed_slots(), *least.nodes[1:]))
+        first = self._step(0, 0, 0)
+        asked = self._asked(first).of_first_seed()
+        least = self.sizes(self._drawn(asked, first))
+        least = dataclasses.replace(least, nodes=(self._least_seed_slots(), *least.nodes[1:]))
         ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
         if not capacity.holds(least) or not ascending:
             expected = f"ascending, and at least that of one seed, {least}"
             raise bad_input(self._where, "capacity", expected, capacity)
-        return capacity
 
 
-def _bound(source: HostSource, batch_size: int, *, copies: int, with_candidates: bool) -> Capacity:
-    """The sizes that no batch exceeds, with so many copies of the graph to draw from."""
-    host, drawing = source.graph, source.drawing
-    max_degree = int(host.degrees().max(initial=0))
-    num_edges = host.num_edges
+def _bound(
+    graph: HostGraph, drawing: Drawing, batch_size: int, *, copies: int, with_candidates: bool
+) -> Capacity:
+    """Returns the sizes that no batch exceeds, with so many copies of the graph to draw from."""
+    max_degree = int(graph.degrees().max(initial=0))
+    num_edges = graph.num_edges
     if drawing.replace:
         max_degree = max(max_degree, *drawing.fanouts)
-        num_edges = max(num_edges, host.num_nodes * max_degree)
+        num_edges = max(num_edges, graph.num_nodes * max_degree)
     return bound_of(
         batch_size,
         drawing.fanouts,
-        copies * host.num_nodes,
+        copies * graph.num_nodes,
         copies * num_edges,
         max_degree,
-        with_candidates=with_candidates and drawing.method == "labor",
+        with_candidates=with_candidates,
     )

@@ -413,3 +413,14 @@ def check_options(
         raise bad_input(where, "method", "'neighbour' with seed_times", repr(drawing.method))
     if temporal == "last" and drawing.replace:
         raise bad_input(where, "replace", "False with temporal='last'", drawing.replace)
+
+
+def checked_seed_times(where: str, seed_times: Any, count: int) -> np.ndarray:
+    """Returns a copy of the times of seeds, since a file that they are mapped from may shrink.
+
+    Raises:
+      ValueError: if they are no times, are missing, or another number of them.
+    """
+    times = np.array(checked_times(where, "seed_times", seed_times, count))
+    check_present(where, "seed_times", times)
+    return times

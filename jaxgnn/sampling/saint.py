@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph, Normalization
-from jaxgnn.sampling import random
+from jaxgnn.sampling import checks, random
+from jaxgnn.sampling.loader import Step
+from jaxgnn.sampling.options import checked_processes
 from jaxgnn.sampling.random import Key
 from jaxgnn.sampling.subgraphs import (
     Induced,
@@ -22,6 +24,7 @@ from jaxgnn.sampling.subgraphs import (
     checked_size,
     padded_graph,
     receivers_of,
+    subgraph_key,
 )
 
 SaintMethod = Literal["node", "edge", "walk"]
@@ -106,6 +109,8 @@ class SaintLoader(SubgraphLoader):
       ('mean', True)
     """
 
+    _things = "subgraphs"
+
     def __init__(
         self,
         graph: CSRGraph,
@@ -133,36 +138,47 @@ class SaintLoader(SubgraphLoader):
         if not graph.is_normalized:
             graph = graph.normalized(normalization)
             whole = WholeGraph.read(where, graph, allow_normalized=True)
-        super().__init__(whole, data, seed, num_threads, processes, capacity)
+        checks.counters(where, seed, 0, 0)
+        _, num_processes = checked_processes(where, processes)
         self.normalization = graph.normalization
-        self._entries = _entries(graph, self._graph)
+        self._entries = _entries(graph, whole)
         size = checked_size(where, "size", size)
         self._sampler = _sampler(where, method, self._entries, size, walk_length)
-        self._num_trained = int(np.count_nonzero(self._sampler.can_draw(data.train)))
-        if not self._num_trained:
+        num_trained = int(np.count_nonzero(self._sampler.can_draw(data.train)))
+        if not num_trained:
             got = f"{len(data.train)} nodes that it never draws"
             raise bad_input(where, "train", f"with a node that {method!r} can draw", got)
         counts = None if norm_samples is None else checked_size(where, "norm_samples", norm_samples)
-        self._counts = _counted(self._graph, self._pre_sample, counts)
+        self._graph, self._seed = whole, seed
+        self._counts = _counted(whole, self._pre_sample, counts)
         if num_steps is None:
             mean_size = self._counts.nodes.sum() / self._counts.samples
-            num_steps = max(1, round(graph.num_rows / (mean_size * self._num_processes)))
-        self._num_steps = checked_size(where, "num_steps", num_steps)
-
-    def __len__(self) -> int:
-        """Number of steps of an epoch."""
-        return self._num_steps
+            num_steps = max(1, round(graph.num_rows / (mean_size * num_processes)))
+        # An epoch visits samples by their numbers, one in each step of each process.
+        super().__init__(
+            whole,
+            data,
+            checked_size(where, "num_steps", num_steps) * num_processes,
+            1,
+            seed=seed,
+            shuffle=False,
+            num_threads=num_threads,
+            capacity=capacity,
+            processes=processes,
+        )
+        self._num_trained = num_trained
 
     @property
     def norm_samples(self) -> int:
         """Number of subgraphs that were counted for the normalisation."""
         return self._counts.samples
 
-    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
-        return self._drawn(epoch, step * self._num_processes + process)
+    def _part_of(self, step: Step) -> Induced:
+        return self._drawn(step.epoch, int(step.items[0]))
 
     def _drawn(self, epoch: int, number: int) -> Induced:
-        return self._graph.induced(self._sampler.nodes(self._key(epoch, number)))
+        key = subgraph_key(self._seed, epoch, number)
+        return self._graph.induced(self._sampler.nodes(key))
 
     def _pre_sample(self, number: int) -> Induced:
         return self._drawn(_BEFORE_TRAINING, number)

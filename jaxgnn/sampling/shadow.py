@@ -12,7 +12,7 @@ from jaxgnn._arrays.arrays import own
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import checks, options
 from jaxgnn.sampling.capacity import Capacity
-from jaxgnn.sampling.loader import SeedOrder
+from jaxgnn.sampling.loader import Step
 from jaxgnn.sampling.reference import randomness, sample_rows
 from jaxgnn.sampling.subgraphs import (
     Induced,
@@ -91,37 +91,32 @@ class ShadowLoader(SubgraphLoader):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels)
-        checks.flags(where, shuffle=shuffle)
-        super().__init__(whole, data, seed, num_threads, processes, capacity)
         self._seeds = options.checked_seeds(where, seeds, whole.num_nodes)
         self._fanouts = options.checked_fanouts(where, fanouts)
         checks.options(where, self._fanouts, False, "neighbour", 1)
-        most = -(-len(self._seeds) // self._num_processes)
-        self._batch_size = min(checked_size(where, "batch_size", batch_size), most)
-        self._order = SeedOrder(
+        super().__init__(
+            whole,
+            data,
             len(self._seeds),
-            self._batch_size,
+            checked_size(where, "batch_size", batch_size),
             seed=seed,
             shuffle=shuffle,
             drop_last=drop_last,
-            num_processes=self._num_processes,
+            num_threads=num_threads,
+            capacity=capacity,
+            processes=processes,
         )
-        self._order.require_a_step(where, "seeds")
 
-    def __len__(self) -> int:
-        """Number of steps of an epoch."""
-        return self._order.num_steps
+    def bound(self) -> Capacity:
+        """Returns the sizes that no batch exceeds."""
+        count = self._batch_size
+        return sizes_of(count * self._graph.num_nodes, count * self._graph.num_edges)
 
-    @property
-    def batch_size(self) -> int:
-        """Number of seeds of a batch, at most that of all seeds."""
-        return self._batch_size
-
-    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
-        seeds = self._seeds[self._order.of_step(epoch, step, process)]
-        if not len(seeds):  # in a last step that other processes take the seeds of
+    def _part_of(self, step: Step) -> Induced:
+        seeds = self._seeds[step.items]
+        if not len(seeds):  # Other processes take the seeds of a last step.
             return self._graph.induced(seeds)._replace(starts=np.zeros(0, np.int64))
-        owners, nodes = self._scopes(seeds, epoch, step)
+        owners, nodes = self._scopes(seeds, step.epoch, step.step)
         ends = np.cumsum(np.bincount(owners, minlength=len(seeds)))[:-1]
         return union(map(self._graph.induced, np.split(nodes, ends)))
 
@@ -165,10 +160,6 @@ class ShadowLoader(SubgraphLoader):
             "seed_mask": own(np.arange(self._batch_size) < count),
             "graph_ids": filled(ids, slots, self._batch_size, np.int32),
         }
-
-    def _bound(self) -> Capacity:
-        count = self._batch_size
-        return sizes_of(count * self._graph.num_nodes, count * self._graph.num_edges)
 
 
 def _pairs(owners: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:

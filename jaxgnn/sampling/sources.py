@@ -1,9 +1,9 @@
-"""Sources of samples, on the host and on the device, with their results in slots."""
+"""Sources of samples, on the host and on the device, and their results in slots."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,109 +12,122 @@ import numpy as np
 from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, EdgeType
-from jaxgnn.sampling.capacity import Capacity, HeteroCapacity
+from jaxgnn.sampling.capacity import Capacity
 from jaxgnn.sampling.device import sample_on_device
 from jaxgnn.sampling.device_rows import MAX_FANOUT
 from jaxgnn.sampling.drawing import Drawing, HostGraph, RawSample, drawn_arrays, id_dtype
 from jaxgnn.sampling.host import sample_hops
 from jaxgnn.sampling.memory import filled
 from jaxgnn.sampling.reference import EdgesLeft, Hops
-from jaxgnn.sampling.relations import (
-    Relation,
-    Temporal,
-    TypedHops,
-    check_present,
-    checked_times,
-    sample_typed_hops,
-    timed_graph,
-)
-
-
-class Source(Protocol):
-    """A sampler of a graph: a function of seeds, epoch and step.
-
-    Those for links also take ``excluded``, positions of edges that are not drawn.
-    """
-
-    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
-        """Sizes of a sample."""
-        ...
-
-    def draw(
-        self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
-    ) -> RawSample | Capacity:
-        """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
-        ...
+from jaxgnn.sampling.relations import Relation, TypedHops, sample_typed_hops
 
 
 @dataclass(frozen=True, eq=False)
-class HostSource:
-    """Draws on the host.
+class Source:
+    """Draws along relations, on the host; a graph with nodes of one type is one relation.
 
     Attributes:
-      graph: the graph to draw from.
-      weights: weight of each of its edges for the draws, or None.
-      drawing: the options.
-      num_threads: threads for one batch.
+      relations: the edges, and what is drawn of them.
+      num_nodes: number of nodes of each type, the type of the seeds first.
+      seed_type: type of the seeds.
+      drawing: the options of the draws; the fan-outs are those of the relations.
+      latest: whether the last edges before a time are taken.
+      num_threads: threads for one sample.
     """
 
-    graph: HostGraph
-    weights: np.ndarray | None
+    relations: dict[EdgeType, Relation]
+    num_nodes: dict[str, int]
+    seed_type: str
     drawing: Drawing
+    latest: bool
     num_threads: int
-
-    def sizes(
-        self, seeds: np.ndarray, epoch: int, step: int, *, excluded: np.ndarray | None = None
-    ) -> Capacity:
-        """Sizes of a sample."""
-        return sizes_of(self.hops(seeds, epoch, step, excluded))
 
     def draw(
         self,
         seeds: np.ndarray,
         epoch: int,
         step: int,
-        capacity: Capacity,
         *,
+        seed_times: np.ndarray | None = None,
         excluded: np.ndarray | None = None,
-    ) -> RawSample | Capacity:
-        """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
-        hops = self.hops(seeds, epoch, step, excluded)
-        sizes = sizes_of(hops)
-        if not capacity.holds(sizes):
-            return sizes
-        return padded(hops, capacity, self.graph)
+    ) -> TypedHops:
+        """Draws a sample.
 
-    def hops(
-        self, seeds: np.ndarray, epoch: int, step: int, excluded: np.ndarray | None = None
-    ) -> Hops:
-        """A sample without padding."""
-        drawing = self.drawing
-        return sample_hops(
-            self.graph.indptr,
-            self.graph.indices,
+        Args:
+          seeds: nodes, int64 [seeds].
+          epoch: number of the epoch.
+          step: number of the step.
+          seed_times: times before which edges are drawn, [seeds], so that each seed has nodes of
+            its own; None to draw from all edges.
+          excluded: positions of edges that are not drawn, of a single relation; None for none.
+        """
+        if len(self.num_nodes) == len(self.relations) == 1 and seed_times is None:
+            (relation,) = self.relations.values()
+            if 0 not in relation.fanouts:
+                return self._draw_at_once(relation, seeds, epoch, step, excluded)
+        assert excluded is None
+        return sample_typed_hops(
+            list(self.relations.values()),
+            self.num_nodes,
+            self.seed_type,
             seeds,
-            drawing.fanouts,
+            drawing=self.drawing,
+            epoch=epoch,
+            step=step,
+            seed_times=seed_times,
+            latest=self.latest,
+            num_threads=self.num_threads,
+        )
+
+    def _draw_at_once(
+        self,
+        relation: Relation,
+        seeds: np.ndarray,
+        epoch: int,
+        step: int,
+        excluded: np.ndarray | None,
+    ) -> TypedHops:
+        """Draws all hops of a single relation by one call, which is faster, with the same bits."""
+        drawing = self.drawing
+        hops = sample_hops(
+            relation.graph.indptr,
+            relation.graph.indices,
+            seeds,
+            relation.fanouts,
             seed=drawing.seed,
             epoch=epoch,
             step=step,
             replace=drawing.replace,
-            weights=self.weights,
+            weights=relation.weights,
             method=drawing.method,
             batch_dependency=drawing.batch_dependency,
             excluded=excluded,
             num_threads=self.num_threads,
         )
+        of = self.seed_type
+        return TypedHops({of: hops.n_id}, None, {of: hops.num_nodes}, (hops.hops,), hops.seed_ids)
+
+
+def hops_of_one_type(sample: TypedHops) -> Hops:
+    """Returns a sample of a single relation without the names of its types."""
+    (n_id,), (num_nodes,) = sample.n_id.values(), sample.num_nodes.values()
+    return Hops(n_id, num_nodes, sample.hops[0], sample.seed_ids)
 
 
 def sizes_of(hops: Hops) -> Capacity:
-    """Numbers of nodes and edges of a sample."""
+    """Counts the nodes and edges of a sample."""
     edges = tuple(hop.senders.shape[0] for hop in hops.hops)
     return Capacity(tuple(map(int, hops.num_nodes)), edges)
 
 
-def padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
-    """The arrays of a sample in slots, with the ids of the user's graph."""
+def padded(sample: TypedHops, capacity: Capacity, graph: HostGraph) -> RawSample:
+    """Returns the arrays of a sample of one relation in slots, with the ids of the user's graph."""
+    hops = hops_of_one_type(sample)
+    num_seeds, *_, num_nodes = capacity.nodes
+    owners = None
+    if sample.owners is not None:
+        (of_nodes,) = sample.owners.values()
+        owners = filled(of_nodes, num_nodes, num_seeds, np.int32)
     node_dtype, edge_dtype = id_dtype(graph.num_nodes), id_dtype(graph.num_edges)
     rows = zip(hops.hops, capacity.nodes, capacity.edges, strict=False)
     indptr, indices, e_id = [], [], []
@@ -132,218 +145,48 @@ def padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
         e_id=tuple(e_id),
         num_nodes=np.asarray(hops.num_nodes, np.int32),
         num_edges=np.asarray([hop.senders.shape[0] for hop in hops.hops], np.int32),
-        seed_ids=filled(hops.seed_ids, capacity.nodes[0], 0, np.int32),
+        seed_ids=filled(hops.seed_ids, num_seeds, 0, np.int32),
+        owners=owners,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class TemporalSource:
-    """Draws before the times of seeds, on the host; each seed has nodes of its own.
-
-    The seeds of its methods are numbers of seeds, not nodes: one node may be a seed several times.
-
-    Attributes:
-      host: the graph, and options of the draws.
-      relation: the edges in the order of their times.
-      seeds: node of each seed, int64 [all seeds].
-      seed_times: time of each seed, [all seeds].
-      latest: whether the last edges are taken.
-    """
-
-    host: HostSource
-    relation: Relation
-    seeds: np.ndarray
-    seed_times: np.ndarray
-    latest: bool
-
-    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
-        """Sizes of a sample."""
-        return sizes_of(self._hops(seeds, epoch, step)[0])
-
-    def draw(
-        self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
-    ) -> RawSample | Capacity:
-        """A sample; its sizes instead if it does not fit into the capacity."""
-        hops, owners = self._hops(seeds, epoch, step)
-        sizes = sizes_of(hops)
-        if not capacity.holds(sizes):
-            return sizes
-        num_seeds, *_, num_nodes = capacity.nodes
-        raw = padded(hops, capacity, self.relation.graph)
-        return raw._replace(owners=filled(owners, num_nodes, num_seeds, np.int32))
-
-    def _hops(self, seeds: np.ndarray, epoch: int, step: int) -> tuple[Hops, np.ndarray]:
-        """A sample without padding, and the place of the seed of each node."""
-        found = sample_typed_hops(
-            [self.relation],
-            {self.relation.sender: self.relation.graph.num_nodes},
-            self.relation.sender,
-            self.seeds[seeds],
-            drawing=self.host.drawing,
-            epoch=epoch,
-            step=step,
-            seed_times=self.seed_times[seeds],
-            latest=self.latest,
-            num_threads=self.host.num_threads,
-        )
-        return _of_one_type(found)
-
-
-def _of_one_type(found: TypedHops) -> tuple[Hops, np.ndarray]:
-    assert found.owners is not None
-    (n_id,), (num_nodes,), (owners,) = (
-        each.values() for each in (found.n_id, found.num_nodes, found.owners)
-    )
-    return Hops(n_id, num_nodes, found.hops[0], found.seed_ids), owners
-
-
-def timed_source(
-    where: str,
-    host: HostSource,
-    graph: CSRGraph,
-    seeds: np.ndarray,
-    given: tuple[Any, Any, Temporal],
-    on: str,
-) -> TemporalSource:
-    """Returns a source for the times of a loader.
-
-    Args:
-      where: the function that was called.
-      host: the graph, and options of the draws that ``check_options`` has passed.
-      graph: the user's graph.
-      seeds: node of each seed, int64 [seeds].
-      given: times of edges, times of seeds, and which edges are drawn.
-      on: what draws.
-
-    Raises:
-      ValueError: if times are invalid, or an option is not for samples before a time.
-    """
-    edge_times, seed_times, temporal = given
-    if on != "host":
-        raise bad_input(where, "on", '"host" with seed_times', repr(on))
-    if host.weights is not None:
-        raise bad_input(where, "weights", "None with seed_times", f"{len(host.weights)} values")
-    times = checked_times(where, "seed_times", seed_times, len(seeds))
-    check_present(where, "seed_times", times)
-    if graph.is_normalized:
-        expected = "not normalised with seed_times; normalise the blocks"
-        raise bad_input(where, "graph", expected, repr(graph.normalization))
-    drawn = timed_graph(where, "edge_times", edge_times, graph, host.graph, times)
-    relation = Relation("", "", *drawn, fanouts=host.drawing.fanouts)
-    # A copy, since a file that times are mapped from may shrink.
-    return TemporalSource(host, relation, seeds, np.array(times), temporal == "last")
-
-
-@dataclass(frozen=True, eq=False)
-class HeteroSample:
-    """A sample that fits into a capacity."""
-
-    found: TypedHops
-    capacity: HeteroCapacity
-
-
-@dataclass(frozen=True, eq=False)
-class HeteroSource:
-    """Draws along relations, on the host. The seeds of its methods are numbers of seeds.
-
-    Attributes:
-      relations: what is drawn.
-      num_nodes: number of nodes of each type, the type of the seeds first.
-      seed_type: type of the seeds.
-      seeds: node of each seed, int64 [all seeds].
-      seed_times: time of each seed, [all seeds], or None.
-      drawing: the options.
-      latest: whether the last edges before a time are taken.
-      num_threads: threads for one batch.
-    """
-
-    relations: dict[EdgeType, Relation]
-    num_nodes: dict[str, int]
-    seed_type: str
-    seeds: np.ndarray
-    seed_times: np.ndarray | None
-    drawing: Drawing
-    latest: bool
-    num_threads: int
-
-    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> HeteroCapacity:
-        """Sizes of a sample."""
-        return HeteroCapacity.of(self.hops(seeds, epoch, step), list(self.relations))
-
-    def draw(
-        self, seeds: np.ndarray, epoch: int, step: int, capacity: HeteroCapacity
-    ) -> HeteroSample | HeteroCapacity:
-        """A sample; its sizes instead if it does not fit into the capacity."""
-        found = self.hops(seeds, epoch, step)
-        sizes = HeteroCapacity.of(found, list(self.relations))
-        return HeteroSample(found, capacity) if capacity.holds(sizes) else sizes
-
-    def hops(self, seeds: np.ndarray, epoch: int, step: int) -> TypedHops:
-        """A sample without padding."""
-        return sample_typed_hops(
-            list(self.relations.values()),
-            self.num_nodes,
-            self.seed_type,
-            self.seeds[seeds],
-            drawing=self.drawing,
-            epoch=epoch,
-            step=step,
-            seed_times=None if self.seed_times is None else self.seed_times[seeds],
-            latest=self.latest,
-            num_threads=self.num_threads,
-        )
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceSource:
-    """Draws on the device; the host counts, for the capacity.
+    """Draws on the device what a source on the host draws, from a graph with nodes of one type.
 
     Attributes:
-      host: draws the same samples.
+      drawing: the options of the draws.
       indptr: row offsets, on the device.
       indices: neighbour of each edge, on the device.
       edge_ids: position in the user's graph of each edge, or None where it is the same.
     """
 
-    host: HostSource
+    drawing: Drawing
     indptr: Any
     indices: Any
     edge_ids: Any
 
     @classmethod
-    def of(cls, host: HostSource, graph: CSRGraph, direction: str, device: Any) -> DeviceSource:
+    def of(
+        cls, drawing: Drawing, graph: CSRGraph, host: HostGraph, direction: str, device: Any
+    ) -> DeviceSource:
         """Copies the graph to the device, unless it is there.
 
         Raises:
           ValueError: if it has 2^31 edges or more, or a fan-out exceeds that of the device.
         """
-        for fanout in host.drawing.fanouts:
+        for fanout in drawing.fanouts:
             if fanout > MAX_FANOUT:
                 expected = f'at most {MAX_FANOUT}, or -1, with on="device"; use on="host" for more'
                 raise bad_input("sampling.NeighborLoader", "fanouts", expected, fanout)
-        if host.graph.num_edges > np.iinfo(np.int32).max:
+        if host.num_edges > np.iinfo(np.int32).max:
             expected = 'of fewer than 2^31 edges with on="device"; use on="host" for more'
-            raise bad_input("sampling.NeighborLoader", "graph", expected, host.graph.num_edges)
+            raise bad_input("sampling.NeighborLoader", "graph", expected, host.num_edges)
         arrays = (
             None if array is None else array.astype(np.int32, copy=False)
             for array in drawn_arrays(graph, direction)
         )
-        return cls(host, *to_device("sampling.NeighborLoader", tuple(arrays), device))
-
-    def sizes(
-        self, seeds: np.ndarray, epoch: int, step: int, *, excluded: np.ndarray | None = None
-    ) -> Capacity:
-        """Sizes of a sample, with the candidates of LABOR."""
-        hops = self.host.hops(seeds, epoch, step, excluded)
-        sizes = sizes_of(hops)
-        if self.host.drawing.method != "labor":
-            return sizes
-        indptr, left = self.host.graph.indptr, EdgesLeft.of(excluded)
-        rows = (hops.n_id[:count] for count in sizes.nodes[:-1])
-        candidates = tuple(
-            int((left.ranks(indptr[ids + 1]) - left.ranks(indptr[ids])).sum()) for ids in rows
-        )
-        return Capacity(sizes.nodes, sizes.edges, candidates)
+        return cls(drawing, *to_device("sampling.NeighborLoader", tuple(arrays), device))
 
     def draw(
         self,
@@ -353,11 +196,11 @@ class DeviceSource:
         capacity: Capacity,
         *,
         excluded: np.ndarray | None = None,
-    ) -> RawSample | Capacity:
-        """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
+    ) -> RawSample | None:
+        """Draws a sample of distinct seeds in slots; None if it does not fit into the capacity."""
         if len(seeds) > capacity.nodes[0]:
-            return self.sizes(seeds, epoch, step, excluded=excluded)
-        drawing = self.host.drawing
+            return None
+        drawing = self.drawing
         in_slots: Any = filled(seeds, capacity.nodes[0], -1, np.int32)
         sample = sample_on_device(
             self.indptr,
@@ -377,7 +220,7 @@ class DeviceSource:
         )
         # Waits for the device, in a thread that works ahead.
         if sample.overflow:
-            return self.sizes(seeds, epoch, step, excluded=excluded)
+            return None
         e_id = sample.e_id
         if self.edge_ids is not None:
             e_id = _mapped(self.edge_ids, e_id)
@@ -390,6 +233,16 @@ class DeviceSource:
             num_edges=sample.num_edges,
             seed_ids=sample.seed_ids,
         )
+
+
+def candidates_of(hops: Hops, graph: HostGraph, excluded: np.ndarray | None) -> tuple[int, ...]:
+    """Counts the edges that LABOR chooses from in each hop."""
+    left = EdgesLeft.of(excluded)
+    rows = (hops.n_id[:count] for count in hops.num_nodes[:-1])
+    return tuple(
+        int((left.ranks(graph.indptr[ids + 1]) - left.ranks(graph.indptr[ids])).sum())
+        for ids in rows
+    )
 
 
 def _in_slots(excluded: np.ndarray, usual: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn._arrays.arrays import is_concrete, own, require_count, shown, to_device
+from jaxgnn._arrays.arrays import is_concrete, own, require_count, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.transforms import distinct_ids
@@ -21,12 +20,11 @@ from jaxgnn.graph.csr.validation import check_finite
 from jaxgnn.graph.plan.plan import make_plan
 from jaxgnn.graph.plan.sorting import row_ids_on_host
 from jaxgnn.sampling import checks, options, random
-from jaxgnn.sampling.capacity import Capacity, SharedCapacity, measured
+from jaxgnn.sampling.capacity import Capacity
 from jaxgnn.sampling.drawing import HostGraph, on_host
 from jaxgnn.sampling.features import FeatureStore
-from jaxgnn.sampling.loader import Epochs, StagedRows, default_device
+from jaxgnn.sampling.loader import Loader, StagedRows, Step
 from jaxgnn.sampling.memory import Spare, check_files
-from jaxgnn.sampling.prefetch import Prefetched
 from jaxgnn.sampling.random import Key
 
 
@@ -231,14 +229,6 @@ def id_dtype(count: int) -> type[np.signedinteger]:
     return np.int32 if count <= np.iinfo(np.int32).max else np.int64
 
 
-# Batches whose sizes give the shape of all batches.
-_MEASURED_BATCHES = 8
-
-
-# Batches that are made at the same time, by one thread each.
-_CONCURRENT_BATCHES = 4
-
-
 @dataclass(frozen=True, eq=False)
 class NodeData:
     """Arguments of loaders that have an entry for each node.
@@ -270,41 +260,32 @@ class NodeData:
         )
 
 
-class SubgraphLoader(Epochs[SubgraphBatch]):
-    """Base class of loaders; a batch is a function of ``(epoch, step)`` and of the arguments.
+class SubgraphLoader(Loader[SubgraphBatch]):
+    """Base class of loaders of subgraphs; a subclass draws parts of the graph.
 
-    A subclass draws parts of the graph (``_part_of``) and adds to a batch what only it has.
+    Args:
+      graph: the graph.
+      data: features, labels and nodes to train on.
+      num_items: number of items that an epoch visits.
+      batch_size: number of items of a batch.
+      loading: other options of ``Loader``.
     """
 
     def __init__(
-        self,
-        graph: WholeGraph,
-        data: NodeData,
-        seed: int,
-        num_threads: int | None,
-        processes: tuple[int, int] | None,
-        capacity: tuple[int, int] | None,
+        self, graph: WholeGraph, data: NodeData, num_items: int, batch_size: int, **loading: Any
     ):
-        super().__init__()
-        checks.counters(self._where, seed, 0, 0)
-        self._graph, self._data, self._seed = graph, data, int(seed)
-        self._num_trained = len(data.train)  # of the nodes whose mean loss a batch estimates
-        threads = options.checked_threads(self._where, num_threads)
-        self._process, self._num_processes = options.checked_processes(self._where, processes)
-        self._shared = SharedCapacity(
-            self._where, self._process, self._num_processes, capacity is not None, _shown
-        )
-        self._workers = min(threads, _CONCURRENT_BATCHES)
-        self._known_capacity = None if capacity is None else _checked(self._where, capacity)
+        self._graph, self._data = graph, data
+        self._num_trained = len(data.train)  # Number of nodes whose mean loss a batch estimates.
+        super().__init__(num_items, batch_size, **loading)
+        if self._slots is not None:
+            self._slots = _checked(self._where, self._slots)
         self._with_plan = jax.default_backend() == "cpu"
-        self._device = default_device()
         stored = data.features
         self._rows = None if stored is None else StagedRows(self._where, stored, self._device)
 
     def __repr__(self) -> str:
         """Shows the number of steps, and of slots if they have been measured."""
-        known = self._known_capacity
-        sizes = "" if known is None else f" of {_shown(known)}"
+        sizes = "" if self._slots is None else f" of {self._shown(self._slots)}"
         return f"{type(self).__name__}({len(self)} steps{sizes})"
 
     @property
@@ -317,100 +298,57 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         capacity = self._capacity()
         return capacity.nodes[-1], capacity.edges[-1]
 
-    def batch(self, epoch: int, step: int) -> SubgraphBatch:
-        """Makes one batch, on the default device.
-
-        Args:
-          epoch: number of the epoch, from 0 on.
-          step: number of the step in it, below ``len(loader)``.
-
-        Raises:
-          ValueError: if there is no such epoch or step, or a file that the graph or the features
-            are mapped from has become shorter.
-
-        Warns:
-          UserWarning: if the batch does not fit into the capacity, which grows.
-        """
-        self._check_place(epoch, step)
-        self._graph.check_files(self._where)
-        part = self._part_of(epoch, step, self._process)
-        on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
-        return to_device(self._where, on_host, self._device)
-
-    # -- what a subclass has ------------------------------------------------------------------
+    # -- methods of a subclass ----------------------------------------------------------------
 
     @abstractmethod
-    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
-        """The nodes and edges of a batch of a process."""
+    def _part_of(self, step: Step) -> Induced:
+        """Draws the nodes and edges of a batch."""
 
     @abstractmethod
     def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:
-        """Fields of a batch that only some loaders have."""
+        """Returns fields of a batch that only some loaders have."""
 
     def _subgraph(self, part: Induced, slots: tuple[int, int]) -> CSRGraph:
-        """The padded graph of a batch."""
+        """Returns the padded graph of a batch."""
         weights = self._graph.weights
         chosen = None if weights is None else weights[part.e_id]
         return padded_graph(part, chosen, slots, with_plan=self._with_plan)
 
-    def _key(self, epoch: int, number: int) -> Key:
-        """The key of the random numbers of a batch, by its number among those of all processes."""
-        return random.hop_key(random.batch_key(self._seed, epoch, number), 0, random.SUBGRAPHS)
+    # -- policy of the loader -----------------------------------------------------------------
 
-    # -- shapes -------------------------------------------------------------------------------
+    def draw(self, step: Step) -> Induced:
+        """Draws the nodes and edges of a batch, after a check of the files of the graph."""
+        self._graph.check_files(self._where)
+        return self._part_of(step)
 
-    def _bound(self) -> Capacity:
-        """Sizes that no batch exceeds."""
+    def sizes(self, sample: Induced) -> Capacity:
+        """Counts the nodes and edges of a batch."""
+        return sizes_of(len(sample.n_id), len(sample.e_id))
+
+    def bound(self) -> Capacity:
+        """Returns the sizes that no batch exceeds."""
         return sizes_of(self._graph.num_nodes, self._graph.num_edges)
 
-    def _capacity(self) -> Capacity:
-        """The capacity, measured when it is first needed from batches spread over the epoch."""
-        with self._growing:
-            if self._known_capacity is None:
-                stride = max(1, len(self) // _MEASURED_BATCHES)
-                places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
-                # The same batches in each process: shapes of a mesh are equal.
-                count = self._num_processes
-                sizes = (_sizes(self._part_of(*place, i % count)) for i, place in enumerate(places))
-                self._known_capacity = measured(sizes, self._bound())
-            return self._known_capacity
-
-    def _holding(self, sizes: Capacity, place: tuple[int, int]) -> Capacity:
-        """The capacity, large enough for a batch of these sizes."""
-        before = self._capacity()
-        if self._num_processes > 1:
-            excess = None if before.holds(sizes) else sizes
-            return self._shared.of_step(
-                before, self._bound(), excess, lambda p: _sizes(self._part_of(*place, p)), place
-            )
-        if before.holds(sizes):
-            return before
-        with self._growing:  # unless another thread has done so
-            before = self._known_capacity or before
-            if before.holds(sizes):
-                return before
-            grown = self._known_capacity = before.grown(sizes, self._bound())
-        warnings.warn(
-            f"{self._where}: the batch of epoch {place[0]} and step {place[1]} has "
-            f"{_shown(sizes)}, more than the {_shown(before)} of the capacity; from now on it is "
-            f"{_shown(grown)}, for which a jitted step compiles again",
-            stacklevel=3,
-        )
-        return grown
-
-    def _padded(self, part: Induced, capacity: Capacity) -> SubgraphBatch:
+    def fields(self, sample: Induced, capacity: Capacity) -> SubgraphBatch:
+        """Pads the graph of a batch, and reads features and labels."""
         nodes, edges = capacity.nodes[-1], capacity.edges[-1]
-        n_id = filled(part.n_id, nodes, -1, id_dtype(self._graph.num_nodes))
+        n_id = filled(sample.n_id, nodes, -1, id_dtype(self._graph.num_nodes))
         dtype = id_dtype(self._graph.num_edges)
         fits = dtype == np.int32 or jax.config.jax_enable_x64
         return SubgraphBatch(
-            graph=self._subgraph(part, (nodes, edges)),
+            graph=self._subgraph(sample, (nodes, edges)),
             n_id=n_id,
             node_mask=own(n_id >= 0),
-            e_id=filled(part.e_id, edges, -1, dtype) if fits else None,
+            e_id=filled(sample.e_id, edges, -1, dtype) if fits else None,
             x=None if self._rows is None else self._rows.gather(n_id),
-            **self._own_fields(part, nodes),
+            **self._own_fields(sample, nodes),
         )
+
+    def _shown(self, sizes: Capacity) -> str:
+        return f"{sizes.nodes[-1]:,} nodes and {sizes.edges[-1]:,} edges"
+
+    def _shown_capacity(self, capacity: Capacity) -> str:
+        return f"the {self._shown(capacity)} of the capacity"
 
     def _trained_fields(
         self, part: Induced, slots: int, probability: npt.ArrayLike
@@ -427,11 +365,10 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
             "node_weight": filled(weight, slots, 0, np.float32),
         }
 
-    # -- epochs -------------------------------------------------------------------------------
 
-    def _ahead(self, places: Iterable[tuple[int, int]]) -> Prefetched[SubgraphBatch]:
-        self._capacity()  # measured by this thread, which can be interrupted
-        return super()._ahead(places)
+def subgraph_key(seed: int, epoch: int, number: int) -> Key:
+    """Returns the key of the random numbers of a batch, by its number among all processes."""
+    return random.hop_key(random.batch_key(seed, epoch, number), 0, random.SUBGRAPHS)
 
 
 def checked_size(where: str, argument: str, value: Any) -> int:
@@ -451,11 +388,3 @@ def _checked(where: str, capacity: Any) -> Capacity:
         expected = "two integers of at least 1, of nodes and of edges, or None"
         raise bad_input(where, "capacity", expected, repr(capacity))
     return sizes_of(*map(int, pair))
-
-
-def _sizes(part: Induced) -> Capacity:
-    return sizes_of(len(part.n_id), len(part.e_id))
-
-
-def _shown(sizes: Capacity) -> str:
-    return f"{sizes.nodes[-1]:,} nodes and {sizes.edges[-1]:,} edges"

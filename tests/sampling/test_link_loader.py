@@ -78,7 +78,8 @@ def _assert_equal(batches, expected):
 )
 def test_messages_are_those_of_the_graph_without_the_given_pairs(options):
     loader = _loader(**options)
-    graph, host = options.get("graph", GRAPH), loader._source.graph
+    graph, host = options.get("graph", GRAPH), loader._graph
+    (relation,) = loader._source.relations.values()
     removed = 0
     for step, batch in enumerate(loader.epoch(0)):
         given, _ = _pairs(batch)
@@ -97,8 +98,10 @@ def test_messages_are_those_of_the_graph_without_the_given_pairs(options):
         edge_ids = np.arange(len(edges)) if host.edge_ids is None else host.edge_ids
         excluded = np.flatnonzero([tuple(edge) in hidden for edge in edges[edge_ids].tolist()])
         *fewer, _, left = without_edges(host.indptr, host.indices, None, excluded)
-        source = replace(loader._source, graph=replace(host, indptr=fewer[0], indices=fewer[1]))
-        drawn = source.hops(loader._seeds_of(0, step, 0), 0, step).hops[::-1]
+        fewer = replace(relation, graph=replace(host, indptr=fewer[0], indices=fewer[1]))
+        source = replace(loader._source, relations={("", "", ""): fewer})
+        ends = loader.draw(loader._step(0, step, 0)).asked.seeds
+        drawn = source.draw(ends, 0, step).hops[0][::-1]
         e_id = edge_ids[left[np.concatenate([hop.e_id for hop in drawn])]]
         assert kept == [(*edge, at) for edge, at in zip(edges[e_id].tolist(), e_id, strict=True)]
         removed += len(excluded)
