@@ -253,17 +253,6 @@ def test_a_sender_that_is_joined_to_all_has_no_negative():
 # -- determinism -----------------------------------------------------------------------------
 
 
-def test_batches_do_not_depend_on_threads_or_on_how_they_are_asked_for():
-    loader = _loader(num_threads=1, features=X)
-    expected = [loader.batch(epoch, step) for epoch in (0, 1) for step in range(len(loader))]
-    other = _loader(num_threads=3, features=X)
-    _assert_equal(list(other) + list(other), expected)
-    steps = other.steps(5)
-    _assert_equal([steps(5), steps(6), steps(2)], [expected[4], expected[5], expected[1]])
-    different = _loader(num_threads=1, features=X, seed=1).batch(0, 0)
-    assert _pairs(different) != _pairs(expected[0])
-
-
 def test_reads_are_counted_for_a_cache():
     counts = _loader(num_threads=1).read_counts(num_batches=2)
     expected = np.zeros(NODES, int)
@@ -382,8 +371,3 @@ def test_a_complete_graph_has_no_negatives():
     with pytest.raises(ValueError, match="with some pair of nodes that no edge joins"):
         _loader(complete, ([0], [1]))
     assert _loader(complete, ([0], [1]), negatives=0).batch(0, 0).num_edges.tolist() == [0, 0]
-
-
-def test_a_step_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match=r"LinkNeighborLoader: step must be in \[0, 6\), got 6"):
-        _loader().batch(0, 6)

@@ -26,7 +26,7 @@ SEED_TIMES = RNG.integers(200, EDGES, 50)
 
 
 class OwnLoader(sampling.Loader):
-    """Random walks from the seeds, as a user writes a loader."""
+    """Runs of numbers of random lengths, as a user writes a loader."""
 
     def __init__(self, num_seeds, batch_size, *, seed=0, **options):
         self.seed = seed
@@ -128,7 +128,8 @@ def test_a_resumed_training_has_the_batches_of_an_undisturbed_one(name):
     expected = [loader.batch(*divmod(i, steps)) for i in range(steps + 2)]
     resumed = _made(name).steps(start=steps)
     assert_bit_equal([resumed(steps), resumed(steps + 1)], expected[steps - 1 : steps + 1])
-    assert_bit_equal(resumed(2), expected[1])  # another step than the next one
+    # Other steps than the next one.
+    assert_bit_equal([resumed(2), resumed(3), resumed(1)], [expected[i] for i in (1, 2, 0)])
     resumed.close()
     assert_bit_equal(list(loader.epoch(0, start=steps - 2)), expected[steps - 2 : steps])
 
@@ -195,6 +196,12 @@ def test_threads_end_when_batches_are_closed_or_dropped(name):
         for thread in started:
             thread.join(5)
         assert not _threads() & started
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader:
+            raise ZeroDivisionError
+    for thread in _threads() - before:
+        thread.join(5)
+    assert not _threads() - before
 
 
 @each_loader
@@ -215,6 +222,8 @@ def test_a_loader_names_wrong_options_and_is_not_copied(name):
         loader.batch(-1, 0)
     with pytest.raises(ValueError, match="step must be at least 1"):
         loader.steps(0)
+    with pytest.raises(ValueError, match="step must be at least 1, got 0"):
+        loader.steps()(0)
     with pytest.raises(TypeError, match=f"sampling.{kind}: a loader can not be copied or pickled"):
         pickle.dumps(loader)
     assert repr(loader).startswith(f"{kind}(")
