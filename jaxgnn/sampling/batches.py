@@ -145,11 +145,11 @@ class EdgeValues:
         indptr, n_id = raw.indptr[hop], raw.n_id
         num_rows, num_cols = indptr.shape[0] - 1, raw.num_cols(hop)
         weights = None if self.weights is None else _taken(self.weights, raw.e_id[hop])
-        made: dict[str, Any] = {"weights": weights, "normalization": self.normalization}
+        of_block: dict[str, Any] = {"weights": weights, "normalization": self.normalization}
         if self.col_scale is not None:
-            made["col_scale"] = _taken(self.col_scale, n_id[:num_cols])
+            of_block["col_scale"] = _taken(self.col_scale, n_id[:num_cols])
         if self.degrees is None:
-            return made
+            return of_block
         xp: Any = np if isinstance(indptr, np.ndarray) else jnp
         # Quotients of float32, which are the same on a device.
         drawn = xp.maximum(xp.diff(indptr), 1).astype(np.float32)
@@ -157,12 +157,12 @@ class EdgeValues:
         if weights is not None and self.row_scale is None:
             find = row_ids_on_host if xp is np else row_ids
             of_edges = xp.append(missing, xp.zeros(1, missing.dtype))[find(indptr, len(weights))]
-            made["weights"] = weights * of_edges.astype(weights.dtype)
-            return made
+            of_block["weights"] = weights * of_edges.astype(weights.dtype)
+            return of_block
         if self.row_scale is not None:
             scales = _taken(self.row_scale, n_id[:num_rows])
             missing = scales * missing.astype(scales.dtype)
-        return made | {"row_scale": missing}
+        return of_block | {"row_scale": missing}
 
 
 def blocks_of(raw: RawSample, values: EdgeValues, *, with_plans: bool) -> tuple[CSRGraph, ...]:
@@ -204,9 +204,9 @@ def _taken(values: Any, ids: Any) -> Any:
     """Rows of an array; zeros where the id is -1."""
     if not isinstance(values, np.ndarray):
         return rows_or_zeros(values, ids)
-    made = np.take(values, ids, axis=0, mode="clip")
-    made[ids < 0] = 0
-    return made
+    rows = np.take(values, ids, axis=0, mode="clip")
+    rows[ids < 0] = 0
+    return rows
 
 
 @jax.tree_util.register_dataclass
@@ -281,7 +281,7 @@ class HeteroBatch:
 
 
 def typed_parts_of(
-    found: TypedHops,
+    sample: TypedHops,
     relations: dict[EdgeType, Relation],
     edge_weights: dict[EdgeType, np.ndarray | None],
     num_nodes: Mapping[str, int],
@@ -292,17 +292,17 @@ def typed_parts_of(
     """The fields of a ``HeteroBatch`` that describe the sample, in the order of layers.
 
     Args:
-      found: a sample that fits into the capacity.
+      sample: a sample that fits into the capacity.
       relations: what it was drawn from; ids of nodes and edges are those of the user's graph.
       edge_weights: for each relation the weights of the user's graph, or None.
       num_nodes: number of nodes of each type of the graph.
       capacity: numbers of slots.
       with_plans: whether to sort the edges by sender here, for gradients, and not in each step.
     """
-    hops = range(len(found.hops[0]))[::-1]
+    hops = range(len(sample.hops[0]))[::-1]
     graphs: list[dict[EdgeType, CSRGraph]] = [{} for _ in hops]
     e_id: dict[EdgeType, tuple[np.ndarray, ...]] = {}
-    for (edge_type, relation), drawn in zip(relations.items(), found.hops, strict=True):
+    for (edge_type, relation), drawn in zip(relations.items(), sample.hops, strict=True):
         slots = capacity.edges[edge_type]
         ids = [_edge_ids(relation.graph, drawn[hop].e_id) for hop in hops]
         for block, hop, edges in zip(graphs, hops, ids, strict=True):
@@ -321,13 +321,13 @@ def typed_parts_of(
         ),
         "n_id": {
             t: filled(ids, capacity.nodes[t][-1], -1, id_dtype(num_nodes[t]))
-            for t, ids in found.n_id.items()
+            for t, ids in sample.n_id.items()
         },
         "e_id": e_id,
-        "num_nodes": {t: n[::-1].astype(np.int32) for t, n in found.num_nodes.items()},
+        "num_nodes": {t: n[::-1].astype(np.int32) for t, n in sample.num_nodes.items()},
         "num_edges": {
             e: np.array([len(drawn[hop].e_id) for hop in hops], np.int32)
-            for e, drawn in zip(relations, found.hops, strict=True)
+            for e, drawn in zip(relations, sample.hops, strict=True)
         },
     }
 

@@ -195,10 +195,10 @@ class HeteroCapacity:
         return cls(nodes, largest.edges)
 
     @classmethod
-    def of(cls, found: TypedHops, edge_types: Sequence[EdgeType]) -> HeteroCapacity:
+    def of(cls, sample: TypedHops, edge_types: Sequence[EdgeType]) -> HeteroCapacity:
         """Returns the sizes of a sample."""
-        nodes = {t: tuple(map(int, counts)) for t, counts in found.num_nodes.items()}
-        hops = (tuple(len(hop.e_id) for hop in of_hops) for of_hops in found.hops)
+        nodes = {t: tuple(map(int, counts)) for t, counts in sample.num_nodes.items()}
+        hops = (tuple(len(hop.e_id) for hop in of_hops) for of_hops in sample.hops)
         return cls(nodes, dict(zip(edge_types, hops, strict=True)))
 
     def like(self, other: HeteroCapacity) -> HeteroCapacity | None:
@@ -271,10 +271,10 @@ def typed_bound_of(
             drawn = degree if fanout < 0 else min(fanout, degree)
             edges[edge_type].append(min(nodes[relation.receiver][hop] * drawn, all_draws))
         for node_type, counts in nodes.items():
-            found = sum(n[hop] for (sender, _, _), n in edges.items() if sender == node_type)
+            new_nodes = sum(n[hop] for (sender, _, _), n in edges.items() if sender == node_type)
             limit = copies * num_nodes[node_type]
             # Seeds may be repeated, and more than there are nodes.
-            counts.append(max(counts[-1], min(counts[-1] + found, limit)))
+            counts.append(max(counts[-1], min(counts[-1] + new_nodes, limit)))
     of_nodes = {t: tuple(counts) for t, counts in nodes.items()}
     of_edges = {e: tuple(counts) for e, counts in edges.items()}
     return HeteroCapacity(of_nodes, of_edges).with_rows(num_seeds)

@@ -135,12 +135,14 @@ def _clusters(where: str, graph: CSRGraph, clusters: Any, method: str, cache: An
             expected = f"at most one for each of {graph.num_rows} nodes"
             raise bad_input(where, "clusters", expected, number)
         return partition(graph, number, method, cache=cache).part_of
-    given = np.asarray(clusters)
-    if given.shape != (graph.num_rows,) or given.dtype.kind not in "iu":
+    cluster_of = np.asarray(clusters)
+    if cluster_of.shape != (graph.num_rows,) or cluster_of.dtype.kind not in "iu":
         expected = f"a number, or integers of shape ({graph.num_rows},), the cluster of each node"
-        raise bad_input(where, "clusters", expected, f"{given.dtype} of shape {given.shape}")
-    if given.min() < 0:
+        raise bad_input(
+            where, "clusters", expected, f"{cluster_of.dtype} of shape {cluster_of.shape}"
+        )
+    if cluster_of.min() < 0:
         expected = "not negative"
-        at = int(given.argmin())
-        raise bad_input(where, f"clusters[{at}]", expected, int(given[at]))
-    return np.unique(given, return_inverse=True)[1].astype(np.int32)
+        at = int(cluster_of.argmin())
+        raise bad_input(where, f"clusters[{at}]", expected, int(cluster_of[at]))
+    return np.unique(cluster_of, return_inverse=True)[1].astype(np.int32)

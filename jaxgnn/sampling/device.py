@@ -209,18 +209,18 @@ def _sample_hops(
     left = None if excluded is None else EdgesLeft(excluded)
     if indices.shape[0] == 0:
         indices = jnp.zeros((1,), jnp.int32)  # nothing reads it, but gathers need an entry
-    found, seed_ids, seed_mask = _distinct_seeds(
+    numbered, seed_ids, seed_mask = _distinct_seeds(
         seeds, num_nodes, new_marks(plan.relabelling, num_nodes)
     )
-    nodes_of, hops, local_ids = [found.count], [], []
+    nodes_of, hops, local_ids = [numbered.count], [], []
     for hop in range(len(plan.fanouts)):
         with jax.named_scope(f"draw_{hop}"):
-            rows = _rows(indptr, found.n_id, left)
+            rows = _rows(indptr, numbered.n_id, left)
             drawn = _draw(plan, hop, rows, indices, (seed, epoch, step))
         with jax.named_scope(f"relabel_{hop}"):
             slots = plan.nodes[hop + 1]
-            found, senders = _extended(found, drawn.e_id, indices, num_nodes, slots)
-        nodes_of.append(found.count)
+            numbered, senders = _extended(numbered, drawn.e_id, indices, num_nodes, slots)
+        nodes_of.append(numbered.count)
         hops.append(drawn)
         local_ids.append(senders)
     counts = [nodes_of, [hop.indptr[-1] for hop in hops], [hop.candidates for hop in hops]]
@@ -230,7 +230,7 @@ def _sample_hops(
     # A batch without room must not lead out of its arrays either.
     ends = [jnp.minimum(hop.indptr, slots) for hop, slots in zip(hops, plan.edges, strict=True)]
     return DeviceSample(
-        n_id=found.n_id,
+        n_id=numbered.n_id,
         seed_ids=seed_ids,
         seed_mask=seed_mask,
         indptr=tuple(ends),
@@ -310,26 +310,26 @@ def _distinct_seeds(
 
 
 def _extended(
-    found: _Found, e_id: Array, indices: Array, num_nodes: int, slots: int
+    numbered: _Found, e_id: Array, indices: Array, num_nodes: int, slots: int
 ) -> tuple[_Found, Array]:
     """Adds the senders of edges to the nodes found, and returns their local ids too.
 
     All ids are ranked. By rank, a node that was found before keeps its local id, and the others get
     the next ones in ascending order.
     """
-    is_edge, num_rows = e_id >= 0, found.n_id.shape[0]
+    is_edge, num_rows = e_id >= 0, numbered.n_id.shape[0]
     senders = indices.at[jnp.maximum(e_id, 0)].get(mode="clip")
     senders = jnp.where(is_edge, senders, num_nodes)
-    ids = jnp.concatenate([jnp.where(found.n_id < 0, num_nodes, found.n_id), senders])
-    ranks = dense_ranks(ids, num_nodes, found.marks)
+    ids = jnp.concatenate([jnp.where(numbered.n_id < 0, num_nodes, numbered.n_id), senders])
+    ranks = dense_ranks(ids, num_nodes, numbered.marks)
     rank = jnp.where(ids < num_nodes, ranks.rank, slots)
     empty = jnp.full((slots,), -1, jnp.int32)
     id_of = empty.at[rank].set(ids, mode="drop")
     local_of = empty.at[rank[:num_rows]].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
     is_new = (local_of < 0) & (id_of >= 0)
-    new_local = jnp.minimum(found.count, num_rows) + jnp.cumsum(is_new, dtype=jnp.int32) - 1
+    new_local = jnp.minimum(numbered.count, num_rows) + jnp.cumsum(is_new, dtype=jnp.int32) - 1
     local_of = jnp.where(is_new, new_local, local_of)
-    n_id = empty.at[:num_rows].set(found.n_id)
+    n_id = empty.at[:num_rows].set(numbered.n_id)
     n_id = n_id.at[jnp.where(is_new, local_of, slots)].set(id_of, mode="drop")
     local = jnp.where(is_edge, local_of.at[rank[num_rows:]].get(mode="clip"), 0)
     local = jnp.clip(local, 0, slots - 1)

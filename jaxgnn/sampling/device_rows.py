@@ -287,8 +287,10 @@ def _by_marks(ids: Array, num_nodes: int, marks: Array) -> Ranks:
     ends = jnp.cumsum(lax.population_count(words), dtype=jnp.int32)
     word, below = ids // _WORD, (np.uint32(1) << (ids % _WORD).astype(jnp.uint32)) - np.uint32(1)
     # The ends of words and the bits of words that are not below a node in its own word.
-    found = words.at[word].get(mode="clip")
-    rank = ends.at[word].get(mode="clip") - lax.population_count(found & ~below).astype(jnp.int32)
+    word_bits = words.at[word].get(mode="clip")
+    rank = ends.at[word].get(mode="clip") - lax.population_count(word_bits & ~below).astype(
+        jnp.int32
+    )
     return Ranks(rank, ends[-1], marks)
 
 

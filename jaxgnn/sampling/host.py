@@ -100,10 +100,10 @@ def sample_hops(
     draws = dataclasses.replace(draws, excluded=excluded)
     distinct, seed_ids = reference.distinct(seeds)
     graph = _ffi.Graph(indptr, indices, weights)
-    found = _ffi.sample_neighbours(graph, distinct, fanouts, draws)
-    if isinstance(found, _ffi.Problem):
-        raise _error(where, found, len(indptr) - 1)
-    n_id, num_nodes, hops = found
+    result = _ffi.sample_neighbours(graph, distinct, fanouts, draws)
+    if isinstance(result, _ffi.Problem):
+        raise _error(where, result, len(indptr) - 1)
+    n_id, num_nodes, hops = result
     return Hops(n_id, num_nodes, tuple(Hop(*hop) for hop in hops), seed_ids)
 
 
@@ -146,10 +146,10 @@ def sample_rows(
         keys = reference.randomness(seed, epoch, step, hop, batch_dependency)
         options = {"replace": replace, "weights": weights, "method": method}
         return reference.sample_rows(indptr, indices, rows, fanout, keys, **options)
-    found = _ffi.sample_rows(_ffi.Graph(indptr, indices, weights), rows, fanout, draws, hop)
-    if isinstance(found, _ffi.Problem):
-        raise _error(where, found, len(indptr) - 1)
-    return found
+    result = _ffi.sample_rows(_ffi.Graph(indptr, indices, weights), rows, fanout, draws, hop)
+    if isinstance(result, _ffi.Problem):
+        raise _error(where, result, len(indptr) - 1)
+    return result
 
 
 def find_edges(
@@ -182,10 +182,10 @@ def find_edges(
     rows, senders = rows[is_new], senders[is_new]
     if not _is_compiled():
         return reference.find_edges(indptr, indices, rows, senders)
-    found = _ffi.find_edges(_ffi.Graph(indptr, indices, None), rows, senders)
-    if isinstance(found, _ffi.Problem):
-        raise _error(where, found, len(indptr) - 1)
-    return found
+    result = _ffi.find_edges(_ffi.Graph(indptr, indices, None), rows, senders)
+    if isinstance(result, _ffi.Problem):
+        raise _error(where, result, len(indptr) - 1)
+    return result
 
 
 def _draws(

@@ -167,12 +167,12 @@ def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
     """The layer as a compiled function of a block and the features of its columns."""
 
     def apply(layer: Layer, block: CSRGraph, x: Any) -> Any:
-        made = layer(block, (x[: block.num_rows], x))
-        if not hasattr(made, "shape") or made.shape[:1] != (block.num_rows,):
-            got = f"shape {made.shape}" if hasattr(made, "shape") else type(made).__name__
+        result = layer(block, (x[: block.num_rows], x))
+        if not hasattr(result, "shape") or result.shape[:1] != (block.num_rows,):
+            got = f"shape {result.shape}" if hasattr(result, "shape") else type(result).__name__
             expected = f"to return an array of {block.num_rows} rows, as the block has"
             raise bad_input(_WHERE, "layers", expected, got)
-        return made
+        return result
 
     if all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(layer)):
         compiled, evaluated = jax.jit(apply), in_evaluation_mode(layer)

@@ -163,7 +163,7 @@ class Loader[Batch](ABC):
 
     @property
     def batch_size(self) -> int:
-        """Number of seeds of a batch, at most that of all seeds."""
+        """Number of items of a batch, at most the part of all items that a process has."""
         return self._batch_size
 
     @property
@@ -261,11 +261,11 @@ class Loader[Batch](ABC):
             before = self._slots
             if before.holds(sizes):
                 return
-            self._slots = before.grown(sizes, self._bound_of(before))
+            grown = self._slots = before.grown(sizes, self._bound_of(before))
         warnings.warn(
             f"{self._where}: the batch of epoch {epoch} and step {step} has {self._shown(sizes)}, "
             f"more than {self._shown_capacity(before)}; from now on it is "
-            f"{self._shown(self._slots)}, for which a jitted step compiles again",
+            f"{self._shown(grown)}, for which a jitted step compiles again",
             stacklevel=2,
         )
 

@@ -45,18 +45,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
-    made = memory[begin : begin + size].view(dtype).reshape(shape)
+    array = memory[begin : begin + size].view(dtype).reshape(shape)
     # The last writable view: when it is made read-only, graphs keep it without a copy.
     memory.flags.writeable = False
-    return made
+    return array
 
 
 def filled(values: np.ndarray, length: int, padding: Any, dtype: Any = None) -> np.ndarray:
     """A copy of values, with padding after them up to a length."""
-    made = aligned_empty((length, *values.shape[1:]), values.dtype if dtype is None else dtype)
-    made[: values.shape[0]] = values
-    made[values.shape[0] :] = padding
-    return made
+    array = aligned_empty((length, *values.shape[1:]), values.dtype if dtype is None else dtype)
+    array[: values.shape[0]] = values
+    array[values.shape[0] :] = padding
+    return array
 
 
 def check_files(where: str, **arrays: np.ndarray | None) -> None:
@@ -96,8 +96,8 @@ def _is_whole_array(mapped: np.memmap) -> bool:
 
 def _memmap_of(array: object) -> np.memmap | None:
     """The whole memory-mapped array of which this is a view, if any."""
-    found = None
+    mapped = None
     while isinstance(array, np.ndarray):
-        found = array if isinstance(array, np.memmap) else found
+        mapped = array if isinstance(array, np.memmap) else mapped
         array = array.base
-    return found
+    return mapped

@@ -216,9 +216,9 @@ def pairs_of(sampler: NegativeSampler, senders: Any, bits: Any) -> tuple[Any, An
     """
     xp: Any = _namespace(sampler)
     is_node = (senders >= 0) & (senders < sampler.allowed.shape[0])
-    known = xp.where(is_node, senders, 0)
-    allowed = sampler.allowed[known]
-    receivers = _receivers(sampler, known, _below(allowed, bits))
+    valid_senders = xp.where(is_node, senders, 0)
+    allowed = sampler.allowed[valid_senders]
+    receivers = _receivers(sampler, valid_senders, _below(allowed, bits))
     senders = xp.where(is_node, senders, -1)
     return senders, xp.where(is_node & (allowed > 0), receivers, -1)
 

@@ -178,7 +178,7 @@ def relations_of(
     """The relations with their options, after checks."""
     of_draws = _by_relation(where, "weights", weights, graph)
     of_times = _by_relation(where, "edge_times", edge_times, graph, needs_all=True)
-    made = {}
+    relations = {}
     for edge_type, relation in graph.items():
         argument = f"graph[{edge_type!r}]"
         if relation.is_normalized:
@@ -190,39 +190,39 @@ def relations_of(
             name = f"edge_times[{edge_type!r}]"
             host, times = timed_graph(where, name, values, relation, host, seed_times)
         sender, _, receiver = edge_type
-        made[edge_type] = Relation(sender, receiver, host, times, fanouts[edge_type], drawn)
-    return made
+        relations[edge_type] = Relation(sender, receiver, host, times, fanouts[edge_type], drawn)
+    return relations
 
 
 def _by_relation(
-    where: str, argument: str, given: Any, graph: HeteroGraph, *, needs_all: bool = False
+    where: str, argument: str, values: Any, graph: HeteroGraph, *, needs_all: bool = False
 ) -> Mapping[EdgeType, Any]:
     """A dictionary by relations, empty for None, after a check that the graph has them."""
-    if given is None:
+    if values is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise bad_input(where, argument, "a dictionary by relations", type(given).__name__)
-    for edge_type in given:
+    if not isinstance(values, Mapping):
+        raise bad_input(where, argument, "a dictionary by relations", type(values).__name__)
+    for edge_type in values:
         if edge_type not in graph:
             expected = f"by relations of the graph, {list(graph.edge_types)}"
             raise bad_input(where, argument, expected, repr(edge_type))
-    missing = [e for e in graph.edge_types if e not in given]
+    missing = [e for e in graph.edge_types if e not in values]
     if needs_all and missing:
         raise bad_input(where, argument, "given for all relations", f"none for {missing[0]!r}")
-    return given
+    return values
 
 
 def fanouts_of(where: str, fanouts: Any, graph: HeteroGraph) -> dict[EdgeType, tuple[int, ...]]:
     """Fan-outs of each relation; ``checks.options`` checks the numbers."""
     if not isinstance(fanouts, Mapping):
         return dict.fromkeys(graph.edge_types, checked_fanouts(where, fanouts))
-    given = _by_relation(where, "fanouts", fanouts, graph, needs_all=True)
-    made = {e: checked_fanouts(where, given[e]) for e in graph.edge_types}
-    lengths = {len(numbers) for numbers in made.values()}
+    of_relations = _by_relation(where, "fanouts", fanouts, graph, needs_all=True)
+    checked = {e: checked_fanouts(where, of_relations[e]) for e in graph.edge_types}
+    lengths = {len(numbers) for numbers in checked.values()}
     if len(lengths) > 1:
         expected = "equally many numbers for each relation, 0 for no neighbours"
-        raise bad_input(where, "fanouts", expected, made)
-    return made
+        raise bad_input(where, "fanouts", expected, checked)
+    return checked
 
 
 def seeds_of(where: str, seeds: Any, graph: HeteroGraph) -> tuple[str, np.ndarray]:
@@ -236,20 +236,20 @@ def seeds_of(where: str, seeds: Any, graph: HeteroGraph) -> tuple[str, np.ndarra
 
 def features_of(where: str, features: Any, graph: HeteroGraph) -> dict[str, FeatureStore]:
     """The stores of the features by type of nodes."""
-    given = {} if features is None else features
-    if not isinstance(given, Mapping):
+    by_type = {} if features is None else features
+    if not isinstance(by_type, Mapping):
         expected = "a dictionary of the features of types of nodes"
-        raise bad_input(where, "features", expected, type(given).__name__)
-    for node_type in given:
+        raise bad_input(where, "features", expected, type(by_type).__name__)
+    for node_type in by_type:
         if node_type not in graph.node_types:
             expected = f"of the types {list(graph.node_types)}"
             raise bad_input(where, "features", expected, repr(node_type))
-    made = {}
+    stores = {}
     for node_type in graph.node_types:
-        store = checked_features(where, given.get(node_type), graph.num_nodes[node_type])
+        store = checked_features(where, by_type.get(node_type), graph.num_nodes[node_type])
         if store is not None:
-            made[node_type] = store
-    return made
+            stores[node_type] = store
+    return stores
 
 
 def labels_of(

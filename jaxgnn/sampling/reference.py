@@ -123,11 +123,11 @@ def sample_hops(
     for hop, fanout in enumerate(fanouts):
         keys = randomness(seed, epoch, step, hop, batch_dependency)
         row_ends, e_id = sample_rows(indptr, indices, n_id, fanout, keys, **options)
-        found = np.asarray(indices[e_id], np.int64)
-        checks.senders(where, found, e_id, len(indptr) - 1)
-        n_id = np.concatenate([n_id, np.setdiff1d(found, n_id)])
+        drawn = np.asarray(indices[e_id], np.int64)
+        checks.senders(where, drawn, e_id, len(indptr) - 1)
+        n_id = np.concatenate([n_id, np.setdiff1d(drawn, n_id)])
         num_nodes.append(len(n_id))
-        hops.append(Hop(row_ends, _places(n_id, found), e_id))
+        hops.append(Hop(row_ends, _places(n_id, drawn), e_id))
     return Hops(n_id, np.array(num_nodes, np.int64), tuple(hops), seed_ids)
 
 

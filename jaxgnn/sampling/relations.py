@@ -115,8 +115,8 @@ def sample_typed_hops(
     first, seed_ids = (seeds, np.arange(len(seeds))) if is_disjoint else distinct(seeds)
     if is_disjoint:
         first = first + seed_ids * num_nodes[seed_type]
-    known = {t: _Numbers(first if t == seed_type else first[:0]) for t in num_nodes}
-    counts = {t: [len(numbers.keys)] for t, numbers in known.items()}
+    numbered = {t: _Numbers(first if t == seed_type else first[:0]) for t in num_nodes}
+    counts = {t: [len(numbers.keys)] for t, numbers in numbered.items()}
     draw = functools.partial(
         draw_rows,
         seed=drawing.seed,
@@ -132,16 +132,16 @@ def sample_typed_hops(
         drawn = []
         for place, relation in enumerate(relations):
             draw_hop = functools.partial(draw, hop=place << _HOP_BITS | hop)
-            rows = _Rows(relation, known[relation.receiver].keys, num_nodes, seed_times)
+            rows = _Rows(relation, numbered[relation.receiver].keys, num_nodes, seed_times)
             drawn.append(rows.drawn(relation.fanouts[hop], draw_hop, latest=latest))
-        for node_type, numbers in known.items():
+        for node_type, numbers in numbered.items():
             pairs = zip(relations, drawn, strict=True)
             numbers.add([senders for r, (_, senders, _) in pairs if r.sender == node_type])
             counts[node_type].append(len(numbers.keys))
         for relation, of_hops, (ends, senders, e_id) in zip(relations, hops, drawn, strict=True):
-            of_hops.append(Hop(ends, known[relation.sender].of(senders), e_id))
+            of_hops.append(Hop(ends, numbered[relation.sender].of(senders), e_id))
 
-    pairs_of = {t: np.divmod(numbers.keys, num_nodes[t]) for t, numbers in known.items()}
+    pairs_of = {t: np.divmod(numbers.keys, num_nodes[t]) for t, numbers in numbered.items()}
     return TypedHops(
         n_id={t: nodes for t, (_, nodes) in pairs_of.items()},
         owners={t: owners for t, (owners, _) in pairs_of.items()} if is_disjoint else None,
@@ -209,14 +209,14 @@ class _Numbers:
 
     def add(self, parts: list[np.ndarray]) -> None:
         """Adds the keys that are new, ascending."""
-        found = np.sort(np.concatenate(parts)) if parts else self.keys[:0]
+        keys = np.sort(np.concatenate(parts)) if parts else self.keys[:0]
         # ``np.unique`` may build a hash table, which is slower.
-        found = found[np.diff(found, prepend=-1) != 0]
-        before = np.searchsorted(self._sorted, found)
-        is_known = np.zeros(len(found), bool)
+        keys = keys[np.diff(keys, prepend=-1) != 0]
+        before = np.searchsorted(self._sorted, keys)
+        is_known = np.zeros(len(keys), bool)
         inside = before < len(self._sorted)
-        is_known[inside] = self._sorted[before[inside]] == found[inside]
-        new, before = found[~is_known], before[~is_known]
+        is_known[inside] = self._sorted[before[inside]] == keys[inside]
+        new, before = keys[~is_known], before[~is_known]
         self._places = np.insert(self._places, before, len(self.keys) + np.arange(len(new)))
         self._sorted = np.insert(self._sorted, before, new)
         self.keys = np.concatenate([self.keys, new])
@@ -348,11 +348,11 @@ def check_ascending(where: str, argument: str, indptr: np.ndarray, times: np.nda
         return
     at = int(descends.argmax())
     row = int(np.searchsorted(indptr, at, side="right")) - 1
-    found = (
+    shown = (
         f"{times[at]} at slot {at}, then {times[at + 1]} at slot {at + 1}, of edges to node {row}"
     )
     way = "sort the edges by np.lexsort((times, receivers)) before CSRGraph.from_edges"
-    raise bad_input(where, argument, "ascending within each row of the graph", f"{found}; {way}")
+    raise bad_input(where, argument, "ascending within each row of the graph", f"{shown}; {way}")
 
 
 def check_comparable(where: str, argument: str, times: np.ndarray, seed_times: np.ndarray) -> None:
@@ -403,8 +403,8 @@ def check_options(
         expected = " or ".join(repr(name) for name in get_args(Temporal))
         raise bad_input(where, "temporal", expected, repr(temporal))
     if (edge_times is None) != (seed_times is None):
-        missing, given = ("edge_times", "seed_times")[:: 1 if edge_times is None else -1]
-        raise bad_input(where, missing, f"given with {given}", "None")
+        missing, other = ("edge_times", "seed_times")[:: 1 if edge_times is None else -1]
+        raise bad_input(where, missing, f"given with {other}", "None")
     if seed_times is None:
         if temporal == "last":
             raise bad_input(where, "seed_times", "given with temporal='last'", "None")

@@ -189,8 +189,8 @@ class SaintLoader(SubgraphLoader):
         return self._trained_fields(part, slots, probability)
 
     def _subgraph(self, part: Induced, slots: tuple[int, int]) -> CSRGraph:
-        made = padded_graph(part, self._weights(part), slots, with_plan=self._with_plan)
-        return dataclasses.replace(made, normalization=self.normalization)
+        subgraph = padded_graph(part, self._weights(part), slots, with_plan=self._with_plan)
+        return dataclasses.replace(subgraph, normalization=self.normalization)
 
     def _weights(self, part: Induced) -> np.ndarray:
         """The weights of the edges of a batch, by which sums are unbiased."""
@@ -213,12 +213,12 @@ class _Counts:
 def _counted(graph: WholeGraph, draw: Any, samples: int | None) -> _Counts:
     """Draws subgraphs and counts their nodes and edges."""
     nodes, edges = np.zeros(graph.num_nodes, np.int64), np.zeros(graph.num_edges, np.int32)
-    number = found = 0
-    while number < samples if samples else found < _COVERAGE * graph.num_nodes:
+    number = occurrences = 0
+    while number < samples if samples else occurrences < _COVERAGE * graph.num_nodes:
         part = draw(number)
         nodes[part.n_id] += 1
         edges[part.e_id] += 1
-        number, found = number + 1, found + len(part.n_id)
+        number, occurrences = number + 1, occurrences + len(part.n_id)
     return _Counts(number, nodes, edges)
 
 

@@ -123,14 +123,14 @@ class ShadowLoader(SubgraphLoader):
     def _scopes(self, seeds: np.ndarray, epoch: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The nodes of all subgraphs, one after the other, and the place of the seed of each."""
         owners = np.arange(len(seeds))
-        known = _pairs(owners, seeds, self._graph.num_nodes)
-        frontier = known
+        pairs = _pairs(owners, seeds, self._graph.num_nodes)
+        frontier = pairs
         for hop, fanout in enumerate(self._fanouts):
-            frontier = np.setdiff1d(self._drawn(frontier, fanout, (epoch, step, hop)), known)
-            known = np.concatenate([known, frontier])
-        owners, nodes = np.divmod(known, self._graph.num_nodes)
+            frontier = np.setdiff1d(self._drawn(frontier, fanout, (epoch, step, hop)), pairs)
+            pairs = np.concatenate([pairs, frontier])
+        owners, nodes = np.divmod(pairs, self._graph.num_nodes)
         # The seeds are the first of all pairs; within a subgraph the others are ascending.
-        is_seed = np.arange(len(known)) < len(seeds)
+        is_seed = np.arange(len(pairs)) < len(seeds)
         order = np.lexsort((nodes, ~is_seed, owners))
         return owners[order], nodes[order]
 

@@ -162,10 +162,10 @@ class WholeGraph(HostGraph):
         """The distinct ones of some nodes, ascending; a table is faster than ``np.unique``."""
         places, order = self._table(), np.arange(len(nodes), dtype=np.int32)
         places[nodes] = order
-        found = np.sort(nodes[places[nodes] == order])  # one place of each node is left
-        places[found] = -1
+        distinct_nodes = np.sort(nodes[places[nodes] == order])  # one place of each node is left
+        places[distinct_nodes] = -1
         self._tables.give_back(places)
-        return found
+        return distinct_nodes
 
     def _table(self) -> np.ndarray:
         """A borrowed table of -1 for all nodes, to be given back as it was."""
@@ -218,10 +218,10 @@ def receivers_of(part: Induced) -> np.ndarray:
 
 def filled(values: np.ndarray, length: int, padding: Any, dtype: Any) -> Any:
     """A NumPy array of ``length`` that begins with ``values``; the rest is ``padding``."""
-    made = np.empty((length, *values.shape[1:]), dtype)
-    made[: len(values)] = values
-    made[len(values) :] = padding
-    return own(made)
+    array = np.empty((length, *values.shape[1:]), dtype)
+    array[: len(values)] = values
+    array[len(values) :] = padding
+    return own(array)
 
 
 def id_dtype(count: int) -> type[np.signedinteger]:
