@@ -11,7 +11,7 @@ from experiments.benchmarks._cugraph import CuGraph
 from experiments.benchmarks._random_graph import SIZES, random_graph
 from experiments.benchmarks._report import read_rows
 from experiments.benchmarks.sample_on_device import Options, main
-from jaxgnn.sampling import _reference
+from jaxgnn.sampling import reference
 
 
 def test_random_graphs_have_their_mean_degree_and_nodes_of_many_edges_send_many():
@@ -63,8 +63,8 @@ class FakeGraph:
             n_id = drawn = np.unique(seeds[offsets[batch] : offsets[batch + 1]])
             used = drawn[:0]
             for hop, fanout in enumerate(fanouts):
-                keys = _reference.randomness(random_state, batch, 0, hop)
-                _, edges = _reference.sample_rows(self.indptr, self.indices, drawn, fanout, keys)
+                keys = reference.randomness(random_state, batch, 0, hop)
+                _, edges = reference.sample_rows(self.indptr, self.indices, drawn, fanout, keys)
                 rows = np.searchsorted(self.indptr, edges, side="right") - 1
                 senders = self.indices[edges]
                 used = np.union1d(used, drawn)

@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 
-from jaxgnn.sampling import _host, _reference
+from jaxgnn.sampling import host, reference
 
-IMPLEMENTATIONS = {"numpy": _reference.sample_hops, "c++": _host.sample_hops}
+IMPLEMENTATIONS = {"numpy": reference.sample_hops, "c++": host.sample_hops}
 
 
 def power_law(nodes=400, seed=0):

@@ -20,7 +20,7 @@ from jaxgnn.sampling import (
     LinkNeighborLoader,
     NeighborLoader,
 )
-from jaxgnn.sampling._capacity import measured, rounded
+from jaxgnn.sampling.capacity import measured, rounded
 
 HOPS = st.lists(st.sampled_from([1, 2, 7, -1]), min_size=1, max_size=3)
 # More nodes than the least number of slots, so that loaders differ in what bounds them.

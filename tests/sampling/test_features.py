@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgnn import CSRGraph
 from jaxgnn.sampling import NeighborLoader, features, infer_layerwise
-from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling.loader import StagedRows
 from jaxgnn.testing import random_array
 
 ROWS = 300
@@ -230,7 +230,7 @@ def test_the_hottest_rows_are_those_that_batches_read_most():
 
 
 def test_a_cache_compiles_for_few_numbers_of_misses():
-    from jaxgnn.sampling.features._cached import _slots
+    from jaxgnn.sampling.features.wrappers import _slots
 
     slots = {_slots(count, 100_000) for count in range(1, 60_000)}
     assert len(slots) < 100

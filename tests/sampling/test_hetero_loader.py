@@ -154,15 +154,6 @@ def test_layers_take_the_blocks_and_compile_once(make):
     assert len(compiled) == 1
 
 
-def test_batches_do_not_depend_on_threads_or_on_how_they_are_asked_for():
-    loader, other = _loader(num_threads=1), _loader(num_threads=3)
-    expected = [loader.batch(epoch, step) for epoch in (0, 1) for step in range(len(loader))]
-    _assert_equal(list(other) + list(other), expected)
-    steps = other.steps(4)
-    _assert_equal([steps(4), steps(5)], expected[3:5])
-    assert [b.y.tolist() for b in expected[:3]] != [b.y.tolist() for b in expected[3:]]
-
-
 def test_relations_draw_independently():
     """Two relations with the same edges draw other ones."""
     graph = HeteroGraph({("paper", name, "paper"): GRAPH[CITES] for name in ("cites", "likes")})

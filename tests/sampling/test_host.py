@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxgnn.sampling import _host, _reference
+from jaxgnn.sampling import host, reference
 from tests.sampling._graphs import (
     IMPLEMENTATIONS,
     assert_equal,
@@ -70,9 +70,9 @@ def test_rows_have_the_bits_of_the_reference_whatever_their_senders(method):
     senders = indices + 1000  # of another type
     rows = np.random.default_rng(4).integers(0, len(indptr) - 1, 150)
     dependency = {"batch_dependency": options.pop("batch_dependency", 1)}
-    keys = _reference.randomness(**COUNTERS, hop=7, **dependency)
-    expected = _reference.sample_rows(indptr, senders, rows, 6, keys, **options)
-    drawn = _host.sample_rows(
+    keys = reference.randomness(**COUNTERS, hop=7, **dependency)
+    expected = reference.sample_rows(indptr, senders, rows, 6, keys, **options)
+    drawn = host.sample_rows(
         indptr, senders, rows, 6, **COUNTERS, hop=7, **options, **dependency, num_threads=2
     )
     for one, other in zip(drawn, expected, strict=True):
@@ -164,15 +164,15 @@ def test_edges_are_found_between_pairs_with_their_repeats(dtypes):
     pairs = set(zip(rows.tolist(), senders.tolist(), strict=True))
     joined = zip(receivers.tolist(), indices.tolist(), strict=True)
     expected = np.array([at for at, pair in enumerate(joined) if pair in pairs])
-    assert_equal(_host.find_edges(*graph, rows, senders), expected)
+    assert_equal(host.find_edges(*graph, rows, senders), expected)
     distinct = np.array(sorted(pairs)).T
-    assert_equal(_reference.find_edges(*graph, *distinct), expected)
-    assert _host.find_edges(*graph, rows[:0], senders[:0]).tolist() == []
+    assert_equal(reference.find_edges(*graph, *distinct), expected)
+    assert host.find_edges(*graph, rows[:0], senders[:0]).tolist() == []
 
 
 def test_rows_with_bad_offsets_are_named_where_edges_are_searched():
     indptr, pair = np.array([0, 3, 2, 4]), (np.array([1]), np.array([0]))
-    for find in (_host.find_edges, _reference.find_edges):
+    for find in (host.find_edges, reference.find_edges):
         with pytest.raises(ValueError, match="find_edges: indptr must be offsets that never decr"):
             find(indptr, np.zeros(4, int), *pair)
 
@@ -466,8 +466,8 @@ def test_a_bad_number_of_threads_is_named(threads):
 def test_without_the_library_numpy_samples_and_a_warning_says_so(monkeypatch):
     indptr, indices, _ = power_law()
     expected = sample("c++", indptr, indices, [30, 60], (9, 9))
-    monkeypatch.setattr(_host._ffi, "why_missing", lambda: "needs a compiler")
-    _host._is_compiled.cache_clear()
+    monkeypatch.setattr(host._ffi, "why_missing", lambda: "needs a compiler")
+    host._is_compiled.cache_clear()
     try:
         with pytest.warns(UserWarning, match="slow path: the sampler in C.. needs a compiler"):
             drawn = sample("c++", indptr, indices, [30, 60], (9, 9))
@@ -475,5 +475,5 @@ def test_without_the_library_numpy_samples_and_a_warning_says_so(monkeypatch):
             warnings.simplefilter("error")
             assert_same(sample("c++", indptr, indices, [30, 60], (9, 9)), drawn)
     finally:
-        _host._is_compiled.cache_clear()
+        host._is_compiled.cache_clear()
     assert_same(drawn, expected)

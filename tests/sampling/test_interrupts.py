@@ -13,10 +13,10 @@ import jaxgnn.sampling
 from jaxgnn import CSRGraph, sampling
 from jaxgnn.graph import HeteroGraph
 from jaxgnn.sampling import features
-from jaxgnn.sampling._memory import Spare
-from jaxgnn.sampling._prefetch import Prefetched
-from jaxgnn.sampling._staging import StagedRows
-from jaxgnn.sampling._subgraphs import WholeGraph
+from jaxgnn.sampling.loader import StagedRows
+from jaxgnn.sampling.memory import Spare
+from jaxgnn.sampling.prefetch import Prefetched
+from jaxgnn.sampling.subgraphs import WholeGraph
 from jaxgnn.testing.numerics import assert_bit_equal
 
 NODES = 40
@@ -196,11 +196,11 @@ def test_an_iteration_goes_on_behind_an_interrupt_and_repeats_nothing():
 
 
 def test_a_thread_that_fails_between_two_items_is_reported(monkeypatch):
-    from jaxgnn.sampling import _prefetch
+    from jaxgnn.sampling import prefetch
 
     def without_memory(self):
         raise MemoryError("no memory for the next item")
 
-    monkeypatch.setattr(_prefetch._Shared, "_take", without_memory)
+    monkeypatch.setattr(prefetch._Shared, "_take", without_memory)
     with pytest.raises(MemoryError, match="no memory for the next item"):
         next(Prefetched(str, range(3), threads=2, depth=2))

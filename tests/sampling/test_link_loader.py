@@ -78,7 +78,8 @@ def _assert_equal(batches, expected):
 )
 def test_messages_are_those_of_the_graph_without_the_given_pairs(options):
     loader = _loader(**options)
-    graph, host = options.get("graph", GRAPH), loader._source.graph
+    graph, host = options.get("graph", GRAPH), loader._graph
+    (relation,) = loader._source.relations.values()
     removed = 0
     for step, batch in enumerate(loader.epoch(0)):
         given, _ = _pairs(batch)
@@ -97,8 +98,10 @@ def test_messages_are_those_of_the_graph_without_the_given_pairs(options):
         edge_ids = np.arange(len(edges)) if host.edge_ids is None else host.edge_ids
         excluded = np.flatnonzero([tuple(edge) in hidden for edge in edges[edge_ids].tolist()])
         *fewer, _, left = without_edges(host.indptr, host.indices, None, excluded)
-        source = replace(loader._source, graph=replace(host, indptr=fewer[0], indices=fewer[1]))
-        drawn = source.hops(loader._seeds_of(0, step, 0), 0, step).hops[::-1]
+        fewer = replace(relation, graph=replace(host, indptr=fewer[0], indices=fewer[1]))
+        source = replace(loader._source, relations={("", "", ""): fewer})
+        ends = loader.draw(loader._step(0, step, 0)).asked.seeds
+        drawn = source.draw(ends, 0, step).hops[0][::-1]
         e_id = edge_ids[left[np.concatenate([hop.e_id for hop in drawn])]]
         assert kept == [(*edge, at) for edge, at in zip(edges[e_id].tolist(), e_id, strict=True)]
         removed += len(excluded)
@@ -250,17 +253,6 @@ def test_a_sender_that_is_joined_to_all_has_no_negative():
 # -- determinism -----------------------------------------------------------------------------
 
 
-def test_batches_do_not_depend_on_threads_or_on_how_they_are_asked_for():
-    loader = _loader(num_threads=1, features=X)
-    expected = [loader.batch(epoch, step) for epoch in (0, 1) for step in range(len(loader))]
-    other = _loader(num_threads=3, features=X)
-    _assert_equal(list(other) + list(other), expected)
-    steps = other.steps(5)
-    _assert_equal([steps(5), steps(6), steps(2)], [expected[4], expected[5], expected[1]])
-    different = _loader(num_threads=1, features=X, seed=1).batch(0, 0)
-    assert _pairs(different) != _pairs(expected[0])
-
-
 def test_reads_are_counted_for_a_cache():
     counts = _loader(num_threads=1).read_counts(num_batches=2)
     expected = np.zeros(NODES, int)
@@ -379,8 +371,3 @@ def test_a_complete_graph_has_no_negatives():
     with pytest.raises(ValueError, match="with some pair of nodes that no edge joins"):
         _loader(complete, ([0], [1]))
     assert _loader(complete, ([0], [1]), negatives=0).batch(0, 0).num_edges.tolist() == [0, 0]
-
-
-def test_a_step_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match=r"LinkNeighborLoader: step must be in \[0, 6\), got 6"):
-        _loader().batch(0, 6)

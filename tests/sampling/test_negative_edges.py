@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from jaxgnn import CSRGraph, sampling
-from jaxgnn.sampling._negative_edges import _below
+from jaxgnn.sampling.negatives import _below
 
 DRAWS = 40_000
 

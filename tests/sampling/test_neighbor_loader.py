@@ -1,7 +1,6 @@
 """Batches of a loader are a function of epoch and step, and contain what was asked for."""
 
 import os
-import threading
 import warnings
 from dataclasses import replace
 
@@ -138,19 +137,6 @@ def test_direction_out_follows_edges_and_names_them_in_the_graph():
 # -- determinism -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["neighbour", "labor"])
-def test_batches_do_not_depend_on_threads_or_on_how_they_are_asked_for(method):
-    loader = _loader(method=method, num_threads=1)
-    expected = [loader.batch(epoch, step) for epoch in (0, 1) for step in range(len(loader))]
-    _assert_equal(list(loader) + list(loader), expected)
-    other = _loader(method=method, num_threads=3)
-    _assert_equal(list(other.epoch(0)) + list(other.epoch(1, start=0)), expected)
-    _assert_equal(list(other.epoch(1, start=2)), expected[len(loader) + 2 :])
-    steps = other.steps()
-    _assert_equal([steps(step) for step in range(1, len(expected) + 1)], expected)
-    _assert_equal([steps(2), steps(3), steps(1)], [expected[1], expected[2], expected[0]])
-
-
 @pytest.mark.parametrize(
     ("graph", "options"),
     [
@@ -224,28 +210,6 @@ def test_the_measured_capacity_holds_all_batches_and_no_more_than_can_be():
     assert loader.capacity.edges[-1] <= EDGES
 
 
-# -- threads ---------------------------------------------------------------------------------
-
-
-def _loader_threads():
-    return [t for t in threading.enumerate() if t.name.startswith("jaxgnn-loader")]
-
-
-def test_threads_end_with_their_iterator():
-    loader = _loader(num_threads=2)
-    for _ in loader:
-        break
-    iterator = loader.epoch(0)
-    next(iterator)
-    del iterator
-    with pytest.raises(ZeroDivisionError):
-        for _ in loader:
-            raise ZeroDivisionError
-    for thread in _loader_threads():
-        thread.join(5)
-    assert not _loader_threads()
-
-
 # -- bad input -------------------------------------------------------------------------------
 
 BAD = [
@@ -287,14 +251,6 @@ BAD = [
 def test_bad_input_is_named(changed, message):
     with pytest.raises(ValueError, match="sampling.NeighborLoader: " + message):
         _loader(**({"seeds": [1, 2]} | changed))
-
-
-def test_a_step_that_does_not_exist_is_named():
-    loader = _loader()
-    with pytest.raises(ValueError, match=r"step must be in \[0, 5\), got 5"):
-        loader.batch(0, 5)
-    with pytest.raises(ValueError, match="step must be at least 1, got 0"):
-        loader.steps()(0)
 
 
 def test_the_counts_of_reads_are_those_of_the_batches():

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.sampling import _dense_ranks, _device_random, _on_device, _random, _reference
-from jaxgnn.sampling._on_device import sample_on_device
+from jaxgnn.sampling import device, device_rows, random, reference
+from jaxgnn.sampling.device import sample_on_device
 
 NODES, SLOTS = 200, 8000
 SEED = 2**40 + 3
@@ -56,7 +56,7 @@ def _on_the_device(graph, seeds, fanouts, **options):
 
 def _reference_of(graph, seeds, fanouts, *, step, **options):
     options.pop("relabelling", None)
-    return _reference.sample_hops(*graph, seeds, fanouts, seed=SEED, epoch=2, step=step, **options)
+    return reference.sample_hops(*graph, seeds, fanouts, seed=SEED, epoch=2, step=step, **options)
 
 
 def _assert_same(sample, expected):
@@ -82,27 +82,27 @@ def test_random_words_and_numbers_below_bounds_equal_the_reference():
     nodes = rng.integers(0, 2**31, 500, dtype=np.int32)
     slots = rng.integers(0, 2**20, 500, dtype=np.int32)
     bounds = np.concatenate([rng.integers(0, 2**31, 400), np.arange(100)]).astype(np.int32)
-    expected_key = _random.hop_key(_random.batch_key(SEED, 5, 9), 1, 2)
-    expected = _random.draw(expected_key, nodes, slots)
+    expected_key = random.hop_key(random.batch_key(SEED, 5, 9), 1, 2)
+    expected = random.draw(expected_key, nodes, slots)
 
     @jax.jit
     def drawn(nodes, slots, bounds):
         seed = np.uint32(SEED & 0xFFFFFFFF), np.uint32(SEED >> 32)
-        key = _device_random.hop_key(seed, jnp.uint32(5), jnp.uint32(9), 1, 2)
-        words = _device_random.draw(key, nodes, slots)
-        return words, _device_random.below(words, bounds)
+        key = device_rows.hop_key(seed, jnp.uint32(5), jnp.uint32(9), 1, 2)
+        words = device_rows.draw(key, nodes, slots)
+        return words, device_rows.below(words, bounds)
 
     (high, low), numbers = jax.tree.map(np.asarray, drawn(nodes, slots, bounds))
     np.testing.assert_array_equal(high, (expected >> np.uint64(32)).astype(np.uint32))
     np.testing.assert_array_equal(low, expected.astype(np.uint32))
-    np.testing.assert_array_equal(numbers, _random.below(expected, bounds))
+    np.testing.assert_array_equal(numbers, random.below(expected, bounds))
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("case", [case for case in CASES if case != "marks"])
 def test_without_some_edges_batches_equal_the_reference_and_compile_once(case):
     fanouts, options = CASES[case]
-    before = _on_device._sample_hops._cache_size()
+    before = device._sample_hops._cache_size()
     for step, name in enumerate(GRAPHS, start=4):
         count = int(GRAPHS[name][0][-1])
         chosen = np.flatnonzero(np.random.default_rng(step).random(count) < 0.3)
@@ -121,21 +121,21 @@ def test_without_some_edges_batches_equal_the_reference_and_compile_once(case):
             **_capacity(fanouts),
         )
         _assert_same(made, expected)
-    assert _on_device._sample_hops._cache_size() <= before + 1
+    assert device._sample_hops._cache_size() <= before + 1
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("case", CASES)
 def test_batches_equal_the_reference_and_compile_once(case):
     fanouts, options = CASES[case]
-    before = _on_device._sample_hops._cache_size()
+    before = device._sample_hops._cache_size()
     for step, name in enumerate(GRAPHS, start=4):
         expected = _reference_of(GRAPHS[name], SEEDS, fanouts, step=step, **options)
         made = _on_the_device(
             GRAPHS[name], SEEDS, fanouts, step=step, **options, **_capacity(fanouts)
         )
         _assert_same(made, expected)
-    assert _on_device._sample_hops._cache_size() <= before + 1
+    assert device._sample_hops._cache_size() <= before + 1
 
 
 def test_padding_of_seeds_draws_nothing():
@@ -188,7 +188,7 @@ def test_several_batches_at_a_time_equal_single_ones_in_a_jitted_step(case):
 @pytest.mark.parametrize("bound", [50, 2**31], ids=["in one sort", "each by itself"])
 def test_rows_sort_by_themselves_under_vmap(bound):
     keys = np.random.default_rng(0).integers(0, 50, (3, 40)).astype(np.uint32)
-    made, places = jax.vmap(lambda row: _dense_ranks.sort_rows(row, bound))(jnp.asarray(keys))
+    made, places = jax.vmap(lambda row: device_rows.sort_rows(row, bound))(jnp.asarray(keys))
     np.testing.assert_array_equal(places, np.argsort(keys, axis=1, kind="stable"))
     np.testing.assert_array_equal(made, np.sort(keys, axis=1))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxgnn.sampling._prefetch import Prefetched
+from jaxgnn.sampling.prefetch import Prefetched
 
 ROOT = Path(__file__).parents[2]
 

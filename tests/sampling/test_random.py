@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxgnn.sampling import _random
+from jaxgnn.sampling import random
 
 # Of the authors' test file kat_vectors: counter, key, result.
 PUBLISHED = [
@@ -18,7 +18,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("counter", "key", "expected"), PUBLISHED)
 def test_threefry_gives_the_published_vectors(counter, key, expected):
-    words = _random.threefry(np.array(key, np.uint32), np.array(counter, np.uint32))
+    words = random.threefry(np.array(key, np.uint32), np.array(counter, np.uint32))
     assert tuple(int(word) for word in words) == expected
 
 
@@ -26,7 +26,7 @@ def test_threefry_equals_that_of_jax():
     rng = np.random.default_rng(0)
     key, counter = (rng.integers(0, 2**32, (2, n), dtype=np.uint32) for n in (1, 50))
     expected = jax.extend.random.threefry_2x32(jnp.asarray(key[:, 0]), jnp.asarray(counter.ravel()))
-    words = _random.threefry(tuple(key), tuple(counter))
+    words = random.threefry(tuple(key), tuple(counter))
     np.testing.assert_array_equal(np.concatenate(words), np.asarray(expected))
 
 
@@ -36,8 +36,8 @@ def test_words_differ_in_seed_epoch_step_hop_stream_node_and_slot():
     changed += [(3 + 2**32, *base[1:]), (*base[:5], 5 + 2**32, 7)]
     words = set()
     for seed, epoch, step, hop, stream, node, slot in changed:
-        key = _random.hop_key(_random.batch_key(seed, epoch, step), hop, stream)
-        words.add(int(_random.draw(key, np.array(node), np.array(slot))))
+        key = random.hop_key(random.batch_key(seed, epoch, step), hop, stream)
+        words.add(int(random.draw(key, np.array(node), np.array(slot))))
     assert len(words) == len(changed)
 
 
@@ -47,7 +47,7 @@ def test_below_is_the_upper_half_of_the_product():
     words[:2] = 0, 2**64 - 1
     bounds = rng.integers(1, 2**32, 200)
     expected = [int(word) * int(bound) >> 64 for word, bound in zip(words, bounds, strict=True)]
-    np.testing.assert_array_equal(_random.below(words, bounds), expected)
+    np.testing.assert_array_equal(random.below(words, bounds), expected)
 
 
 def test_log_is_within_two_units_in_the_last_place():
@@ -58,34 +58,34 @@ def test_log_is_within_two_units_in_the_last_place():
         ]
     )
     exact = np.log(values.astype(np.longdouble))
-    error = np.abs(_random.log(values) - exact) / np.spacing(np.abs(exact).astype(np.float64))
+    error = np.abs(random.log(values) - exact) / np.spacing(np.abs(exact).astype(np.float64))
     assert error.max() <= 2
 
 
 def test_deviates_have_their_distributions_and_increase_with_the_word():
-    key = _random.hop_key(_random.batch_key(0, 0, 0), 0, _random.NEIGHBOURS)
-    words = np.sort(_random.draw(key, np.arange(4000), 0))
-    assert scipy.stats.kstest(_random.uniform(words), "uniform").pvalue > 1e-3
-    assert scipy.stats.kstest(_random.exponential(words), "expon").pvalue > 1e-3
-    assert (np.diff(_random.exponential(words)) >= 0).all()
+    key = random.hop_key(random.batch_key(0, 0, 0), 0, random.NEIGHBOURS)
+    words = np.sort(random.draw(key, np.arange(4000), 0))
+    assert scipy.stats.kstest(random.uniform(words), "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(random.exponential(words), "expon").pvalue > 1e-3
+    assert (np.diff(random.exponential(words)) >= 0).all()
 
 
 @pytest.mark.parametrize("part", [0, 1, 5, 7])
 def test_mixed_words_are_exponential_in_every_step_and_increase(part):
-    factors = _random.turn(part, 10)
-    keys = (_random.batch_key(0, 0, step) for step in (0, 1))
-    sums = np.sort(_random.mixed(*(_random.draw(k, np.arange(4000), 0) for k in keys), factors))
-    deviates = _random.exponential_of_mixed(sums, factors)
+    factors = random.turn(part, 10)
+    keys = (random.batch_key(0, 0, step) for step in (0, 1))
+    sums = np.sort(random.mixed(*(random.draw(k, np.arange(4000), 0) for k in keys), factors))
+    deviates = random.exponential_of_mixed(sums, factors)
     assert scipy.stats.kstest(deviates, "expon").pvalue > 1e-3
     assert (np.diff(deviates) >= 0).all()
 
 
 def test_the_least_and_the_largest_word_give_finite_deviates():
     words = np.array([0, 2**64 - 1], np.uint64)
-    assert np.isfinite(_random.exponential(words)).all()
-    assert _random.exponential(words)[0] == 0
-    assert not np.signbit(_random.exponential(words)).any()
+    assert np.isfinite(random.exponential(words)).all()
+    assert random.exponential(words)[0] == 0
+    assert not np.signbit(random.exponential(words)).any()
     for part in range(4):
-        factors = _random.turn(part, 4)
-        deviates = _random.exponential_of_mixed(_random.mixed(words, words, factors), factors)
+        factors = random.turn(part, 4)
+        deviates = random.exponential_of_mixed(random.mixed(words, words, factors), factors)
         assert np.isfinite(deviates).all() and deviates[0] == 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, sampling
+from jaxgnn.sampling.subgraphs import subgraph_key
 from tests.sampling._whole_graphs import edges_of, random_graph
 
 DRAWS = 600
@@ -19,7 +20,7 @@ def _drawn(loader, draws=DRAWS):
     """For each draw the nodes, as a mask."""
     drawn = np.zeros((draws, 24), bool)
     for at in range(draws):
-        drawn[at, loader._sampler.nodes(loader._key(0, at))] = True
+        drawn[at, loader._sampler.nodes(subgraph_key(loader._seed, 0, at))] = True
     return drawn
 
 
@@ -93,7 +94,7 @@ def test_normalised_sums_and_losses_are_unbiased(method, normalization):
     expected = whole.normalized(normalization).to_scipy().astype(float) @ x
     sums, squares, seen, losses = np.zeros(24), np.zeros(24), np.zeros(24), []
     for step in range(DRAWS):
-        part = loader._part_of(1, step, 0)
+        part = loader._drawn(1, step)
         count = len(part.n_id)
         fields = loader._own_fields(part, count)
         receivers = np.repeat(np.arange(count), np.diff(part.indptr))

@@ -52,7 +52,7 @@ def test_neighbours_are_drawn_with_equal_chances_without_replacement():
     loader = sampling.ShadowLoader(tree, [0], (2, 1), 1)
     draws, counts, pairs = 400, np.zeros(19, int), np.zeros((7, 7), int)
     for epoch in range(draws):
-        nodes = loader._part_of(epoch, 0, 0).n_id
+        nodes = loader.draw(loader._step(epoch, 0, 0)).n_id
         assert len(nodes) == 5
         counts[nodes] += 1
         pairs[tuple(nodes[1:3])] += 1

@@ -9,7 +9,7 @@ import pytest
 from jaxgnn import CSRGraph, sampling
 from jaxgnn.graph import HeteroGraph
 from jaxgnn.sampling import Capacity
-from jaxgnn.sampling._capacity import measured
+from jaxgnn.sampling.capacity import measured
 from jaxgnn.testing.numerics import assert_bit_equal
 
 # 82 stars of one leaf each, but 600 leaves of the last one: two processes have its seed in step 40,

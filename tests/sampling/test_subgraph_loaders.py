@@ -33,24 +33,6 @@ def _made(name, graph=None, **options):
     return LOADERS[name](random_graph(weighted=True) if graph is None else graph, **options)
 
 
-@pytest.mark.costly(3)
-@each_loader
-def test_a_batch_is_a_function_of_epoch_and_step(name):
-    loader, other = _made(name), _made(name, num_threads=1)
-    steps = len(loader)
-    in_order = list(loader) + list(loader)  # two epochs
-    backwards = [other.batch(*divmod(i, steps)) for i in reversed(range(2 * steps))]
-    assert_bit_equal(in_order, backwards[::-1])
-    with_other_seed = _made(name, seed=1).batch(0, 0)
-    assert not np.array_equal(with_other_seed.n_id, in_order[0].n_id)
-    assert any(
-        not np.array_equal(a.n_id, b.n_id) for a, b in zip(in_order, in_order[steps:], strict=False)
-    )
-    resumed = loader.steps(start=steps)
-    assert_bit_equal([resumed(steps), resumed(steps + 1)], in_order[steps - 1 : steps + 1])
-    resumed.close()
-
-
 @each_loader
 def test_processes_have_parts_of_each_step_in_one_shape(name):
     parts = [_made(name, processes=(index, 2)) for index in (0, 1)]

@@ -11,10 +11,9 @@ import scipy.stats
 
 from jaxgnn import CSRGraph
 from jaxgnn.graph import HeteroGraph
-from jaxgnn.sampling import HeteroNeighborLoader, NeighborLoader, _reference
-from jaxgnn.sampling._source import Drawing, HostGraph
-from jaxgnn.sampling._temporal import EdgeTimes
-from jaxgnn.sampling._typed_hops import Relation, sample_typed_hops
+from jaxgnn.sampling import HeteroNeighborLoader, NeighborLoader, reference
+from jaxgnn.sampling.drawing import Drawing, HostGraph
+from jaxgnn.sampling.relations import EdgeTimes, Relation, sample_typed_hops
 
 NODES, EDGES = 40, 400
 rng = np.random.default_rng(5)
@@ -174,9 +173,9 @@ def test_cpp_draws_what_numpy_defines(latest, direction):
     relations = [Relation("", "", host, times, (4, 3)), Relation("", "", host, times, (2, -1))]
 
     def numpy_rows(indptr, indices, rows, fanout, *, seed, epoch, step, hop, **options):
-        keys = _reference.randomness(seed, epoch, step, hop, options.pop("batch_dependency"))
+        keys = reference.randomness(seed, epoch, step, hop, options.pop("batch_dependency"))
         del options["num_threads"]
-        return _reference.sample_rows(indptr, indices, rows, fanout, keys, **options)
+        return reference.sample_rows(indptr, indices, rows, fanout, keys, **options)
 
     def sample(**options):
         drawing = Drawing((), seed=7)

@@ -1,4 +1,4 @@
-// Random numbers of samplers: the same bits as jaxgnn/sampling/_random.py, which defines them.
+// Random numbers of samplers: the same bits as jaxgnn/sampling/random.py, which defines them.
 //
 // A file that includes this is compiled with -ffp-contract=off: `Log` is the same everywhere only
 // if each of its operations is rounded.

@@ -1,4 +1,4 @@
-// Draws edges of rows of a graph: the same as jaxgnn/sampling/_reference.py, which defines it.
+// Draws edges of rows of a graph: the same as jaxgnn/sampling/reference.py, which defines it.
 #pragma once
 
 #include <algorithm>
