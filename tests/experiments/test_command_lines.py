@@ -9,9 +9,9 @@ import pytest
 
 from experiments._command import one_line_errors
 from experiments.hgnn.config import NodesConfig
-from experiments.mlp.config import BenchConfig, FuseConfig
+from experiments.mlp.config import BenchConfig
 from experiments.physics.config import TrainConfig
-from jaxgnn import datasets, fusion, models, ops
+from jaxgnn import datasets, models, ops
 
 # Command lines of each experiment, each with an error or asking for help.
 WRONG = {
@@ -106,7 +106,6 @@ def test_errors_and_help_do_not_wait_for_jax():
     [
         (TrainConfig, "system", datasets.ParticleSystem),
         (NodesConfig, "model", models.HypergraphKind),
-        (FuseConfig, "search", fusion.Search),
         (BenchConfig, "implementation", ops.Name | None),
     ],
 )
