@@ -16,7 +16,7 @@ import pytest
 DURATIONS = Path(__file__).with_name("durations.json")
 # CPU seconds of the first case of a test: longer ones belong to the second tier, shorter ones are
 # not recorded, and a test of the first tier that exceeds the last is named in a warning.
-LONGEST, SHORTEST_RECORDED, WARNED_OF = 1.0, 0.1, 5.0
+LONGEST, SHORTEST_RECORDED, WARNED_OF = 0.6, 0.1, 5.0
 SECOND_TIER = ("again", "costly", "long")
 
 

@@ -250,6 +250,7 @@ ALLOWED = {
     "jaxgnn.metrics": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn._suggestions",
         "jaxgnn.metrics",
     },
     "jaxgnn.distributed": {

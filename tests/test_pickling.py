@@ -190,7 +190,12 @@ RECORDS = {
 }
 # Handles of what is elsewhere, and a base of other classes.
 NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
-NO_RECORDS |= {sampling.HeteroNeighborLoader, sampling.LinkNeighborLoader}
+NO_RECORDS |= {
+    sampling.Loader,
+    sampling.Step,
+    sampling.HeteroNeighborLoader,
+    sampling.LinkNeighborLoader,
+}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
 NO_RECORDS |= {sampling.ClusterLoader, sampling.SaintLoader, sampling.ShadowLoader}
 

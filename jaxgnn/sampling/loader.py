@@ -17,7 +17,7 @@ import numpy as np
 from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling import checks, options, random
-from jaxgnn.sampling.capacity import SharedCapacity, rounded
+from jaxgnn.sampling.capacity import Capacity, HeteroCapacity, SharedCapacity, rounded
 from jaxgnn.sampling.features import FeatureStore
 from jaxgnn.sampling.features.stores import read_rows
 from jaxgnn.sampling.memory import Spare, aligned_empty
@@ -60,6 +60,9 @@ class Loader[Batch](ABC):
     - ``fields(sample, capacity)`` pads it to a capacity that it fits into: the batch, a pytree of
       arrays of NumPy.
 
+    They run in several threads at a time, and do not read ``self.capacity``, which may be what they
+    are run for.
+
     The base class does the rest. It measures the capacity on eight batches and lets it grow, draws
     batches ahead in threads, shares steps among processes, and copies batches to the device.
 
@@ -79,6 +82,7 @@ class Loader[Batch](ABC):
       ValueError: if an argument has another form than described above; the message names it.
 
     Example:
+      >>> from jaxgnn.sampling import Capacity, Loader
       >>> class RowLoader(Loader):
       ...     def draw(self, step):
       ...         return step.items
@@ -114,6 +118,9 @@ class Loader[Batch](ABC):
         checks.flags(where, shuffle=shuffle, drop_last=drop_last)
         options.require_positive(where, "num_items", num_items)
         options.require_positive(where, "batch_size", batch_size)
+        if not isinstance(capacity, Capacity | HeteroCapacity | None):
+            expected = "a Capacity, a HeteroCapacity or None"
+            raise bad_input(where, "capacity", expected, type(capacity).__name__)
         threads = options.checked_threads(where, num_threads)
         self._process, self._num_processes = options.checked_processes(where, processes)
         self._seed = int(seed)

@@ -209,6 +209,7 @@ def test_a_loader_names_wrong_options_and_is_not_copied(name):
     bad = {
         "seed": (-1, "seed must be an integer from 0"),
         "num_threads": (0, "num_threads must be an int of at least 1, got 0"),
+        "capacity": ((3,), "capacity must be .*, got"),
         "processes": ((2, 2), r"processes must be two integers \(index, count\)"),
     }
     for option, (value, message) in bad.items():

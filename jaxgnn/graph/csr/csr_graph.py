@@ -153,6 +153,7 @@ class CSRGraph(CompressedRows):
             ``edge_data`` the message names the path of the leaf.
 
         Example:
+          >>> import numpy as np
           >>> lengths = np.array([20.0, 0.5, 1.0])
           >>> graph, lengths = CSRGraph.from_edges([2, 0, 1], [1, 0, 1], 3, edge_data=lengths)
           >>> graph.senders.tolist(), graph.receivers().tolist(), lengths.tolist()

@@ -133,6 +133,7 @@ class CompressedRows(KeepsArrays):
         or no edge. The number is static, so that a sum over edges can be one over an axis.
 
         Example:
+          >>> from jaxgnn import CSRGraph
           >>> CSRGraph.from_edges([0, 1, 0, 2], [0, 0, 1, 1], 2, num_senders=3).uniform_degrees()
           (2, None)
         """
@@ -302,6 +303,7 @@ class CompressedRows(KeepsArrays):
 
         Example:
           >>> import jax.numpy as jnp
+          >>> from jaxgnn import CSRGraph
           >>> graph, _ = CSRGraph.from_edges([2, 1, 0], [1, 0, 1], 3, edge_data=())
           >>> graph.sort_edges(jnp.array([20.0, 0.5, 1.0])).tolist()
           [0.5, 20.0, 1.0]

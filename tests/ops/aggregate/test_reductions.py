@@ -82,7 +82,7 @@ def test_layers_read_the_table(rms, monkeypatch):
     batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
     from jaxgnn.nn.pooling import pool as pooling
 
-    monkeypatch.setitem(pooling._REDUCES, rms, pooling._of_function(ROOT_MEAN_SQUARE))
+    monkeypatch.setitem(pooling._REDUCES, rms, pooling._pooled(ROOT_MEAN_SQUARE))
     x = random_array((8, 3), "float32", seed=1)
     pooled = nn.pool(x, batch, rms)
     expected = jnp.sqrt(jnp.mean(x[:4].reshape(2, 2, 3) ** 2, axis=1))
