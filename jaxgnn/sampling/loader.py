@@ -17,7 +17,7 @@ import numpy as np
 from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling import checks, options, random
-from jaxgnn.sampling.capacity import Capacity, HeteroCapacity, SharedCapacity, rounded
+from jaxgnn.sampling.capacity import SharedCapacity, rounded
 from jaxgnn.sampling.features import FeatureStore
 from jaxgnn.sampling.features.stores import read_rows
 from jaxgnn.sampling.memory import Spare, aligned_empty
@@ -118,9 +118,8 @@ class Loader[Batch](ABC):
         checks.flags(where, shuffle=shuffle, drop_last=drop_last)
         options.require_positive(where, "num_items", num_items)
         options.require_positive(where, "batch_size", batch_size)
-        if not isinstance(capacity, Capacity | HeteroCapacity | None):
-            expected = "a Capacity, a HeteroCapacity or None"
-            raise bad_input(where, "capacity", expected, type(capacity).__name__)
+        if capacity is not None and not hasattr(capacity, "holds"):
+            raise bad_input(where, "capacity", "a Capacity or None", type(capacity).__name__)
         threads = options.checked_threads(where, num_threads)
         self._process, self._num_processes = options.checked_processes(where, processes)
         self._seed = int(seed)
@@ -138,7 +137,7 @@ class Loader[Batch](ABC):
         self._order.require_a_step(where, self._things)
         self._workers = min(threads, _CONCURRENT_BATCHES)
         self._threads_of_batch = max(threads // self._workers, 1)
-        self._slots = capacity
+        self._slots: Any = capacity
         self._shared = SharedCapacity(
             where, self._process, self._num_processes, capacity is not None, self._shown
         )

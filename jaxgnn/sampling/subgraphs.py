@@ -276,9 +276,10 @@ class SubgraphLoader(Loader[SubgraphBatch]):
     ):
         self._graph, self._data = graph, data
         self._num_trained = len(data.train)  # Number of nodes whose mean loss a batch estimates.
+        capacity = loading.pop("capacity", None)
+        if capacity is not None:
+            loading["capacity"] = _checked(self._where, capacity)
         super().__init__(num_items, batch_size, **loading)
-        if self._slots is not None:
-            self._slots = _checked(self._where, self._slots)
         self._with_plan = jax.default_backend() == "cpu"
         stored = data.features
         self._rows = None if stored is None else StagedRows(self._where, stored, self._device)
