@@ -452,7 +452,7 @@ def _layouts_for(
     of_columns = partition(back, devices, columns, columns=anywhere).part_of
     of_rows = _partition_for(graph, devices, choice, of_columns)
     of_columns = partition(back, devices, of_columns, columns=of_rows.part_of)
-    return Layout.from_partition(of_rows), Layout.of(of_columns)
+    return Layout.from_partition(of_rows), Layout.from_partition(of_columns)
 
 
 def _partition_for(

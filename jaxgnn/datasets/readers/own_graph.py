@@ -228,7 +228,7 @@ def _read_part(part: str, path: Path, nodes: Nodes, headers: Headers) -> np.ndar
         if values.ndim != 1 or not values.size:
             raise bad_file(path, f"expected at least one node id, got shape {values.shape}")
         return np.sort(nodes.find_all(path, values, "node ids")).astype(np.int32)
-    table = read_table(path, "a node", headers.of(part, _heads_part), columns=(1,))
+    table = read_table(path, "a node", headers.choose(part, _heads_part), columns=(1,))
     return np.sort(nodes_of_rows(table, nodes)).astype(np.int32)
 
 
