@@ -29,11 +29,11 @@ class Layout:
     """Place of each node of a graph on the devices."""
 
     partition: Partition
-    rows: int  # of each block, padding included
+    rows: int  # number in each block, padding included
     edges: int  # edge slots of each block, padding included
 
     @classmethod
-    def of(cls, partition: Partition) -> Layout:
+    def from_partition(cls, partition: Partition) -> Layout:
         """Returns the smallest equal blocks; long ones have a round number of rows.
 
         All have an edge slot, since XLA ends the process on some arrays without elements inside of
@@ -94,7 +94,7 @@ class Block(NamedTuple):
 
     indptr: np.ndarray  # padding rows included
     indices: np.ndarray  # place in the table of each edge's sender
-    weights: np.ndarray | None  # of each edge slot
+    weights: np.ndarray | None  # one for each edge slot
     row_scale: np.ndarray | None
     col_scale: np.ndarray | None  # factor of each entry of the table
 
@@ -119,7 +119,7 @@ class Cutter:
         return max((len(rows) for needs in self.needs for rows in needs), default=0)
 
     def _needs(self) -> list[list[np.ndarray]]:
-        """For each block and owner the columns of the owner that the block reads, ascending."""
+        """Returns the columns of each owner that each block reads, ascending."""
         columns, needs = self.columns, []
         for members, columns_of_part in zip(self.layout.members, columns.members, strict=True):
             read = np.zeros(columns.num_nodes, bool)
@@ -189,7 +189,7 @@ class Cutter:
         )
 
     @cached_property
-    def near_edges(self) -> list[int]:
+    def num_near_edges(self) -> list[int]:
         """Number of edges of each block whose sender is the device's own."""
         return [int(np.count_nonzero(self._is_near(b))) for b in range(self.layout.devices)]
 
@@ -201,8 +201,8 @@ class Cutter:
         degrees = np.diff(self.indptr)[members]
         rows = np.repeat(np.arange(len(members), dtype=np.int32), degrees)
         dtype = offset_dtype(layout.edges)
-        of_others = layout.partition.edges - self.near_edges
-        most = max(*self.near_edges, 1), max(int(of_others.max()), 1)
+        of_others = layout.partition.edges - self.num_near_edges
+        most = max(*self.num_near_edges, 1), max(int(of_others.max()), 1)
         near, far = (
             Part(
                 indptr=offsets_of(

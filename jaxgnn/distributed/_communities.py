@@ -45,7 +45,9 @@ def parts_by_community(neighbours: _Matrix, parts: int) -> np.ndarray:
         return np.arange(num_nodes, dtype=np.int32) * (parts > 1)
     orders = _order_by_communities(weighted, size), _order_by_affinity(weighted)
     each = [_cut(order, parts) for order in orders]
-    return _refined(weighted, max(each, key=lambda part_of: _inside(weighted, part_of)), parts)
+    return _refined(
+        weighted, max(each, key=lambda part_of: _entries_within_parts(weighted, part_of)), parts
+    )
 
 
 def _cut(order: np.ndarray, parts: int) -> np.ndarray:
@@ -55,7 +57,7 @@ def _cut(order: np.ndarray, parts: int) -> np.ndarray:
     return part_of
 
 
-def _inside(neighbours: _Matrix, part_of: np.ndarray) -> int:
+def _entries_within_parts(neighbours: _Matrix, part_of: np.ndarray) -> int:
     """Returns the number of entries within the parts."""
     return int(np.count_nonzero(part_of[_rows(neighbours)] == part_of[neighbours.indices]))
 

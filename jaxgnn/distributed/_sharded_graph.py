@@ -444,7 +444,7 @@ def _layouts_for(
             expected = f"of at least one {what} for each of {devices} devices"
             raise bad_input("shard", "graph", expected, f"{count} {what}s")
     if columns is None:
-        layout = Layout.of(_partition_for(graph, devices, choice, None))
+        layout = Layout.from_partition(_partition_for(graph, devices, choice, None))
         return layout, layout
     back = graph.transpose()
     # A method assigns columns by their own degrees, independently of the parts of the rows.
@@ -452,7 +452,7 @@ def _layouts_for(
     of_columns = partition(back, devices, columns, columns=anywhere).part_of
     of_rows = _partition_for(graph, devices, choice, of_columns)
     of_columns = partition(back, devices, of_columns, columns=of_rows.part_of)
-    return Layout.of(of_rows), Layout.of(of_columns)
+    return Layout.from_partition(of_rows), Layout.from_partition(of_columns)
 
 
 def _partition_for(

@@ -96,7 +96,7 @@ def _not_finite(leaf: Any) -> Bool[np.ndarray, "..."] | None:
 
 
 def _equal(values: Any, finite: np.ndarray) -> Bool[np.ndarray, " targets"]:
-    """For each target, whether predictions are those for finite inputs, up to rounding."""
+    """Returns whether predictions of each target are those for finite inputs, up to rounding."""
     scale = np.abs(finite[np.isfinite(finite)]).max(initial=0.0)
     values = np.asarray(values, np.float64)
     return np.isclose(values, finite, rtol=1e-4, atol=1e-6 * scale).all(axis=1)

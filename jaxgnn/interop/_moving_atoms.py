@@ -46,13 +46,13 @@ class MovingAtoms:
     def __init__(self, r: float, skin: float):
         self.r, self.skin = r, skin
         self.num_searches = 0
-        self._found: tuple[Placed, Origin, GraphBatch] | None = None
+        self._last_search: tuple[Placed, Origin, GraphBatch] | None = None
 
     def batch(self, now: Placed) -> GraphBatch:
         """Returns the batch of a structure; ValueError names a position that is not finite."""
-        if self._found is None or self._needs_search(self._found[0], now):
-            self._found = now, *self._searched(now)
-        _, origin, batch = self._found
+        if self._last_search is None or self._needs_search(self._last_search[0], now):
+            self._last_search = now, *self._searched(now)
+        _, origin, batch = self._last_search
         nodes, of_graphs = dict(batch.nodes), dict(batch.globals)
         positions = origin.subtracted(now.positions, now.cell)
         nodes["positions"] = _padded(positions, nodes["positions"])
@@ -84,7 +84,7 @@ class MovingAtoms:
         box = {"cell": now.cell, "periodic": now.periodic}
         sample = atomic_sample(positions, now.species, self.r + self.skin, **box)
         assert origin is not None  # The sample is finite.
-        slots = 0 if self._found is None else self._found[2].graph.num_edges
+        slots = 0 if self._last_search is None else self._last_search[2].graph.num_edges
         if not slots / 2 <= sample.num_edges <= slots:
             slots = bucket(int(sample.num_edges * _HEADROOM) + 1)
         batch = GraphBatch.from_graphs([sample], pad_to=(sample.num_nodes + 1, slots, 2))

@@ -160,7 +160,7 @@ _RGCN = {"kernel": "weight", "coefficients": "comp", "root_linear.kernel": "root
 _CF = {"sender_linear": "lin1", "linear": "lin2", "filter_hidden": "nn.0", "filter_linear": "nn.2"}
 _SCHNET = {
     "conv": "conv",
-    "conv.filter_hidden": "mlp.0",  # which is conv.nn.0 there
+    "conv.filter_hidden": "mlp.0",  # its name is conv.nn.0 there
     "conv.filter_linear": "mlp.2",
     "linear": "lin",
 }

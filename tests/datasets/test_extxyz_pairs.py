@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxgnn.datasets.readers.extxyz_pairs import Pairs, near_names, words_of
+from jaxgnn.datasets.readers.extxyz_pairs import Pairs, similar_names, words_of
 
 LINES = {
     "energy=-1 step=3": {"energy": "-1", "step": "3"},
@@ -93,9 +93,9 @@ def test_an_empty_text_that_ase_writes_is_empty():
 
 def test_names_are_near_in_any_case_and_with_words_around_them():
     names = ["Energy", "REF_energy", "energies", "forces_dft", "my-force", "e", "pos", "", "_1"]
-    assert near_names(names, "energy") == ["Energy", "REF_energy", "energies"]
-    assert near_names(names, "forces") == ["forces_dft", "my-force"]
-    assert near_names(["energy", "Forces"], "REF_energy") == ["energy"]
+    assert similar_names(names, "energy") == ["Energy", "REF_energy", "energies"]
+    assert similar_names(names, "forces") == ["forces_dft", "my-force"]
+    assert similar_names(["energy", "Forces"], "REF_energy") == ["energy"]
 
 
 @pytest.mark.parametrize(

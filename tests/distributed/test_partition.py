@@ -176,8 +176,8 @@ def test_of_a_mapped_graph_a_block_reads_the_senders_of_its_own_rows_alone(tmp_p
         for method in ("degree", "random", "contiguous"):
             made = distributed.partition(mapped, 4, method)
         assert made.edges.tolist() == right.edges.tolist()
-        layout = Layout.of(made)
-        whole = Layout.of(right)
+        layout = Layout.from_partition(made)
+        whole = Layout.from_partition(right)
         block = Cutter(mapped, layout, layout, lists=False).cut(own)
         expected = Cutter(graph(), whole, whole, lists=False).cut(own)
         np.testing.assert_array_equal(block.indices, expected.indices)

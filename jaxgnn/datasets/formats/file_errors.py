@@ -59,7 +59,7 @@ def require_file(path: Path, contents: str) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether an optional file is to be read: something has its name, even a broken link."""
+    """Returns whether something has the name of an optional file, even a broken link."""
     return os.path.lexists(path)
 
 

@@ -21,7 +21,7 @@ class TextTable:
     path: Path
     header: tuple[str, ...]  # names of the columns, in lower case; empty if the first row is data
     rows: list[list[str]]  # without blanks around cells
-    numbers: list[int]  # of the line of each row, counted from 1
+    numbers: list[int]  # line of each row, counted from 1
     blank: int | None  # number of the first empty line between rows
 
     @property

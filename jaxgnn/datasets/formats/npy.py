@@ -12,7 +12,7 @@ import numpy as np
 from jaxgnn._arrays.npy_format import MAGIC, array_of, map_array, read_exactly, read_header
 from jaxgnn.datasets.formats.file_errors import naming, require_file, require_room
 
-_ZIP_MAGICS = (b"PK\3\4", b"PK\5\6")  # of a member, and of the end of an archive without any
+_ZIP_MAGICS = (b"PK\3\4", b"PK\5\6")  # a member, and the end of an archive without any
 _LARGEST_READ = 1 << 20
 
 

@@ -123,7 +123,7 @@ class _Machine:
         self._parts, self._persistent, self._budget = parts, persistent, budget
         self._stack: list[Any] = []
         self._marks: list[int] = []
-        self._bottom = 0  # of the stack above the last mark
+        self._bottom = 0  # where the stack above the last mark begins
         # Largest numbers of stack entries, of marks, and of entries removed at once.
         self._highest = self._deepest = self._largest = 0
         self.memo: list[Any] = []
@@ -225,7 +225,7 @@ class _Machine:
         if len(self._stack) > self._bottom:
             self._stack.pop()
         else:
-            self.since_mark()
+            self.pop_to_mark()
 
     def mark(self) -> None:
         self._marks.append(self._bottom)
@@ -234,7 +234,7 @@ class _Machine:
             self._budget.spend(5 * _SLOT * (len(self._marks) - self._deepest))
             self._deepest = len(self._marks)
 
-    def since_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         """Removes and returns all objects above the last mark, and the mark."""
         if not self._marks:
             raise ValueError("it takes a mark that it has not made")
@@ -444,22 +444,22 @@ _STEPS: dict[bytes, Callable[[_Machine], object]] = {
     b"\x85": lambda m: m.make(m.last(1)),
     b"\x86": lambda m: m.make(m.last(2)),
     b"\x87": lambda m: m.make(m.last(3)),
-    b"t": lambda m: m.make(tuple(m.since_mark())),
+    b"t": lambda m: m.make(tuple(m.pop_to_mark())),
     b"]": lambda m: m.make([]),
-    b"l": lambda m: m.make(m.since_mark()),
+    b"l": lambda m: m.make(m.pop_to_mark()),
     b"a": lambda m: m.extend([m.pop()]),
-    b"e": lambda m: m.extend(m.since_mark()),
+    b"e": lambda m: m.extend(m.pop_to_mark()),
     b"}": lambda m: m.make({}),
-    b"d": lambda m: m.new_dict(m.since_mark()),
+    b"d": lambda m: m.new_dict(m.pop_to_mark()),
     b"s": lambda m: m.update(list(m.last(2))),
-    b"u": lambda m: m.update(m.since_mark()),
+    b"u": lambda m: m.update(m.pop_to_mark()),
     b"\x8f": lambda m: m.new_set([]),
-    b"\x90": lambda m: m.add(m.since_mark()),
-    b"\x91": lambda m: m.new_set(m.since_mark()),
+    b"\x90": lambda m: m.add(m.pop_to_mark()),
+    b"\x91": lambda m: m.new_set(m.pop_to_mark()),
     # The stack and the memo.
     b"(": _Machine.mark,
     b"0": _Machine.discard,
-    b"1": _Machine.since_mark,
+    b"1": _Machine.pop_to_mark,
     b"2": lambda m: m.push(m.top()),
     b"p": lambda m: m.keep(_index(m)),
     b"q": lambda m: m.keep(m.number("<B")),

@@ -170,7 +170,7 @@ class StillingerWeber:
         g_slope = -g * self.angle_decay * self.sigma / (r - self.cutoff) ** 2
         units = vectors / r[..., None]
         cosines = units @ units.swapaxes(1, 2)  # [atoms, slots, slots]
-        beside = g[:, None, :] * (1 - np.eye(g.shape[1]))  # of the other neighbour
+        beside = g[:, None, :] * (1 - np.eye(g.shape[1]))  # factors of the other neighbour
         excess = cosines + 1 / 3
         strength = self.epsilon * self.angle_strength
         around = np.sum(excess**2 * beside, axis=-1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import BadFileError, bad_file
 from jaxgnn.datasets.formats.files import read_text, real_number, whole_number
-from jaxgnn.datasets.readers.extxyz_pairs import Pairs, near_names, words_of
+from jaxgnn.datasets.readers.extxyz_pairs import Pairs, similar_names, words_of
 from jaxgnn.datasets.readers.structure_checks import (
     SPANNING,
     Missing,
@@ -252,7 +252,7 @@ class _Line:
     def note_near(self, candidates: Sequence[str], option: str, names: _Names) -> None:
         """Notes names that are similar to the one of an option."""
         wanted = getattr(names, option)
-        for name in near_names(candidates, wanted):
+        for name in similar_names(candidates, wanted):
             remedy = f"read_extxyz(..., {option}={name!r}) reads it"
             self._source.ignored.note(self._at, wanted, name, remedy)
 

@@ -77,7 +77,7 @@ def words_of(value: str) -> list[str]:
     return [word for word in _SEPARATORS.split(_JSON.sub("", value, count=1)) if word]
 
 
-def near_names(names: Iterable[str], wanted: str) -> list[str]:
+def similar_names(names: Iterable[str], wanted: str) -> list[str]:
     """Names that are probably meant by one that is absent: ``Energy`` or ``REF_energy``.
 
     Of a name and the wanted one, the last words agree up to case and their last letter, or the

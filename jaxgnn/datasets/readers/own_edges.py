@@ -68,7 +68,7 @@ def read_edges(
             expected = "None for edges in an .npy file, which has no columns but the nodes"
             raise bad_input("datasets.read_graph", "edge_columns", expected, edge_columns)
         return _each_edge_once(_edge_array(path, nodes), np.zeros((0, 0)), nodes.count, directed)
-    table = read_table(path, _CONTENTS, headers.of("edges", _heads_edges))
+    table = read_table(path, _CONTENTS, headers.choose("edges", _heads_edges))
     if table.columns < 2:
         line = table.numbers[0]
         raise bad_file(path, f"line {line}: expected 2 columns ({_CONTENTS}), got {table.columns}")

@@ -183,13 +183,13 @@ def _find_files(
             raise bad_input("datasets.read_graph", "splits", expected, sorted(splits))
         named |= splits
     parts_folder = folder if splits is None or isinstance(splits, Mapping) else Path(splits)
-    files = {"edges": _beside(path, "edges") if path.is_dir() else path}
+    files = {"edges": _only_file(path, "edges") if path.is_dir() else path}
     for field in ("labels", "features", *SPLITS):
         file = named.get(field)
         where = parts_folder if field in SPLITS else folder
-        file = Path(file) if file else _beside(where, field)
+        file = Path(file) if file else _only_file(where, field)
         if field == "labels" and file is None:
-            file = _beside(folder, "target")
+            file = _only_file(folder, "target")
         if file is not None:
             files[field] = file
     parts = [part for part in SPLITS if part in files]
@@ -206,7 +206,7 @@ def _find_files(
     return {field: file for field, file in files.items() if file is not None}
 
 
-def _beside(folder: Path, field: str) -> Path | None:
+def _only_file(folder: Path, field: str) -> Path | None:
     """Returns the only file in a folder with the name of a field."""
     names = [f"{field}{suffix}{gz}" for suffix in _SUFFIXES for gz in ("", ".gz")]
     files = [folder / name for name in names if is_there(folder / name)]
@@ -228,7 +228,7 @@ def _read_part(part: str, path: Path, nodes: Nodes, headers: Headers) -> np.ndar
         if values.ndim != 1 or not values.size:
             raise bad_file(path, f"expected at least one node id, got shape {values.shape}")
         return np.sort(nodes.find_all(path, values, "node ids")).astype(np.int32)
-    table = read_table(path, "a node", headers.of(part, _heads_part), columns=(1,))
+    table = read_table(path, "a node", headers.choose(part, _heads_part), columns=(1,))
     return np.sort(nodes_of_rows(table, nodes)).astype(np.int32)
 
 

@@ -54,7 +54,7 @@ class Headers:
         """Returns whether the caller has not decided if this field has a header."""
         return self._by_field.get(field) is None
 
-    def of(self, field: str, heads: Heads) -> Heads:
+    def choose(self, field: str, heads: Heads) -> Heads:
         """Returns the answer of the caller, or ``heads``."""
         answer = self._by_field.get(field)
         return heads if answer is None else lambda first, rest: bool(answer)
@@ -135,7 +135,7 @@ def read_labels(path: Path, headers: Headers) -> tuple[Nodes, list[str]]:
         values = to_int32(values, path, "labels") if values.dtype.kind not in "SU" else values
         values = values.astype(np.str_)
         return Nodes(path, values.size, None, {}, True), values.tolist()
-    heads = headers.of("labels", _heads_labels)
+    heads = headers.choose("labels", _heads_labels)
     table = read_table(path, "a node and its label, or its label", heads, columns=(1, 2))
     if table.header and headers.is_open("labels") and not _names_labels(list(table.header)):
         say_inferred(path, f"line 1 names the columns {', '.join(table.header)}", "header=False")
@@ -227,7 +227,7 @@ def read_features(
         values = to_float32(read_npy(path, "the features of each node"), path, "features")
         _require_count(path, len(values), nodes)
         return values
-    heads = headers.of("features", _heads_features)
+    heads = headers.choose("features", _heads_features)
     table = read_table(path, "the features of a node", heads)
     named = bool(table.header) and table.header[0] in NODE_COLUMNS
     if named and table.header[1:] in _COORDINATES:

@@ -178,9 +178,11 @@ def join_structures(
         num_atoms_of_each=counts,
         cells=np.stack([structure.cell for structure in structures]),
         periodic=np.stack([structure.periodic for structure in structures]),
-        energies=_known([_row(structure.energy) for structure in structures], (), ones),
-        forces=_known([structure.forces for structure in structures], (3,), counts),
-        stresses=_known([_row(structure.stress) for structure in structures], (3, 3), ones),
+        energies=_joined_or_none([_row(structure.energy) for structure in structures], (), ones),
+        forces=_joined_or_none([structure.forces for structure in structures], (3,), counts),
+        stresses=_joined_or_none(
+            [_row(structure.stress) for structure in structures], (3, 3), ones
+        ),
     )
 
 
@@ -189,7 +191,7 @@ def _row(value: Any) -> np.ndarray | None:
     return None if value is None else np.asarray(value, np.float64)[None]
 
 
-def _known(
+def _joined_or_none(
     values: Sequence[np.ndarray | None], shape: tuple[int, ...], counts: np.ndarray
 ) -> np.ndarray | None:
     """Joins arrays of some rows each, NaN where they are unknown; None if all of them are."""

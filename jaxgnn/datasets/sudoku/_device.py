@@ -122,7 +122,7 @@ def _random_order(key: Array, count: int) -> Int[Array, "count"]:
 
 
 def _precede(key: Array, count: int) -> Bool[Array, "count count"]:
-    """Whether entry j precedes entry i in a random order, at [i, j]: a sort, faster for so few."""
+    """Returns [i, j], whether entry j precedes entry i in a random order: a sort of few entries."""
     numbers = jax.random.bits(key, (count,))
     place = jnp.arange(count)
     # Equal numbers keep their order.

@@ -182,7 +182,7 @@ def _blocks(
             second = f", a comma and {CELLS} digits" if width == _PAIR else ""
             got = f"{len(block[i])} characters: {_quote(block[i])}"
             good, problem = i, f"expected {CELLS} digits{second}, got {got}"
-        digits, fits = _as_digits(block[:good], width)
+        digits, fits = _read_digits(block[:good], width)
         for flat in np.flatnonzero(~fits.ravel())[:1].tolist():
             good, column = divmod(flat, width)
             expected = "','" if column == CELLS else "a digit or '.'"
@@ -193,7 +193,7 @@ def _blocks(
             raise ValueError(f"{file}: line {first + start + good}: {problem}")
 
 
-def _as_digits(lines: list[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_digits(lines: list[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
     """The digits of lines of ``width`` characters, and whether each is one, both [lines, width]."""
     codes = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), width)
     digits = np.where(codes == ord("."), ord("0"), codes) - np.int16(ord("0"))

@@ -182,7 +182,7 @@ def iterate_solutions(board: np.ndarray) -> Iterator[np.ndarray]:
     """
     if conflicts(board):
         return
-    clues = [_as_bits(np.flatnonzero(board == digit)[None])[0] for digit in range(1, 10)]
+    clues = [_pack_cells(np.flatnonzero(board == digit)[None])[0] for digit in range(1, 10)]
     taken = np.bitwise_or.reduce(clues)
     ways = {}
     for digit, cells in enumerate(clues, start=1):
@@ -215,7 +215,7 @@ def _place(
             raise _UndecidedError
         others = {d: w[((w & way) == 0).all(axis=1)] for d, w in ways.items() if d != digit}
         yield from _place(
-            others, np.where(_as_cells(way), np.int8(digit), board), filled | way, vain
+            others, np.where(_unpack_cells(way), np.int8(digit), board), filled | way, vain
         )
 
 
@@ -225,17 +225,17 @@ def _templates() -> np.ndarray:
     columns = np.array(list(itertools.permutations(range(9))))
     boxes_of_bands = np.sort(columns.reshape(-1, 3, 3) // 3, axis=2)
     columns = columns[(boxes_of_bands == np.arange(3)).all(axis=(1, 2))]
-    return _as_bits(np.arange(9) * 9 + columns)
+    return _pack_cells(np.arange(9) * 9 + columns)
 
 
-def _as_bits(cells: np.ndarray) -> np.ndarray:
+def _pack_cells(cells: np.ndarray) -> np.ndarray:
     """Returns cells, [sets, size], as bits of two words, [sets, 2] uint64."""
     flags = np.zeros((cells.shape[0], 128), bool)
     np.put_along_axis(flags, cells, True, axis=1)
     return np.packbits(flags, axis=1, bitorder="little").view("<u8").astype(np.uint64)
 
 
-def _as_cells(bits: np.ndarray) -> np.ndarray:
+def _unpack_cells(bits: np.ndarray) -> np.ndarray:
     """Returns one set of cells, [2] uint64, as flags, [81] bool."""
     flags = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")
     return flags[:81].astype(bool)

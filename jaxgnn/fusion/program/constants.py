@@ -134,7 +134,9 @@ class Jitted(Method):
             for i in (position - 1 for position in positions):
                 if id(operands[i]) in closed_over:  # The next call reads this array, too.
                     operands[i] = operands[i].copy()
-            return jax.tree.unflatten(parts.structure, run(constants.beside(operands), *operands))
+            return jax.tree.unflatten(
+                parts.structure, run(constants.moved_beside(operands), *operands)
+            )
 
         return call
 
@@ -151,7 +153,7 @@ class _Placed:
         self._committed = [c for c in constants if c.committed]
         self._moved: dict[jax.sharding.Sharding, list[jax.Array]] = {}
 
-    def beside(self, arrays: Sequence[Any]) -> list[jax.Array]:
+    def moved_beside(self, arrays: Sequence[Any]) -> list[jax.Array]:
         """Returns the constants, moved to the devices of these arrays if necessary."""
         if not self._committed:
             return self._constants

@@ -52,7 +52,7 @@ def gather(params: Mapping[str, Any], x: np.ndarray, starts: np.ndarray) -> np.n
     taken = x[entries.of]
     if entries.exist is not None:
         fill = params["fill_value"]
-        taken = np.where(entries.exist, taken, _outside(x.dtype) if fill is None else fill)
+        taken = np.where(entries.exist, taken, _fill_value(x.dtype) if fill is None else fill)
     # The axes of a slice come last; JAX names the places where they belong.
     first_of_slice = taken.ndim - len(numbers.offset_dims)
     return np.moveaxis(taken, range(first_of_slice, taken.ndim), numbers.offset_dims)
@@ -125,7 +125,7 @@ def _entries(
     return _Entries(tuple(np.broadcast_arrays(*of)), exist)
 
 
-def _outside(dtype: np.dtype) -> Any:
+def _fill_value(dtype: np.dtype) -> Any:
     """Fill value of out-of-range reads: the minimum of signed, the maximum of unsigned dtypes."""
     if dtype.kind == "b":
         return True

@@ -61,7 +61,7 @@ def expanded(view: View, atom: Atom) -> tuple[Expansion, Polynomials]:
 
     Raises ``NoMatch`` where the array is not multilinear in the rows and in arrays of edges.
     """
-    behind = _behind(view, atom)
+    behind = _dependencies(view, atom)
     variables = (v for e in view.program.equations for v in e.outvars if v in behind)
     gathers = [g for v in variables if (g := row_gather(view, v)) is not None]
     need(gathers)
@@ -96,7 +96,9 @@ class Expansion:
         self._rows: dict[Any, Polynomials] = {}  # Polynomials of the results of the gathers.
         for gather in gathers:
             rows = gather.result
-            self._rows[rows] = Polynomials.from_columns(_without(rows.aval.shape, 0), self.width)
+            self._rows[rows] = Polynomials.from_columns(
+                _remove_axis(rows.aval.shape, 0), self.width
+            )
             self.width += self._rows[rows].size
         # Variables that depend on the rows.
         self.inside = {
@@ -116,7 +118,7 @@ class Expansion:
             variable
             for leaf in self.leaves
             if leaf.has_any(without) and not leaf.has_any(with_row)
-            for variable in _behind(self.view, leaf.atom)
+            for variable in _dependencies(self.view, leaf.atom)
         }
 
     def _results(self, variable: Any) -> list[Any]:
@@ -154,7 +156,7 @@ class Expansion:
 
     def _terms(self, atom: Atom, axis: int) -> Polynomials:
         need(atom.aval.dtype == self.dtype)
-        need(math.prod(_without(atom.aval.shape, axis)) <= _MOST_ENTRIES)
+        need(math.prod(_remove_axis(atom.aval.shape, axis)) <= _MOST_ENTRIES)
         equation = self.view.producer(atom)
         if atom in self._rows:
             need(axis == 0)
@@ -166,7 +168,7 @@ class Expansion:
     def _leaf_terms(self, atom: Atom, axis: int) -> Polynomials:
         start = self.width + sum(leaf.size for leaf in self.leaves)
         self.leaves.append(Leaf(atom, axis, start))
-        return Polynomials.from_columns(_without(atom.aval.shape, axis), start)
+        return Polynomials.from_columns(_remove_axis(atom.aval.shape, axis), start)
 
     def _is_followed(self, equation: Equation, axis: int) -> bool:
         """Returns whether to expand an array that does not depend on the rows.
@@ -192,7 +194,7 @@ class Expansion:
         return is_repeated or _axis_of_operand(atom, equation, axis) is None
 
 
-def _behind(view: View, atom: Atom) -> set[Any]:
+def _dependencies(view: View, atom: Atom) -> set[Any]:
     """Returns the variables that an array depends on through followed equations."""
 
     def reads(variable: Any) -> Sequence[Any]:
@@ -234,11 +236,11 @@ _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def _without[T](shape: Sequence[T], axis: int | None) -> tuple[T, ...]:
+def _remove_axis[T](shape: Sequence[T], axis: int | None) -> tuple[T, ...]:
     return tuple(n for d, n in enumerate(shape) if d != axis)
 
 
-def _after(dims: Sequence[int], axis: int | None) -> list[int]:
+def _renumber_axes(dims: Sequence[int], axis: int | None) -> list[int]:
     """Returns the positions of axes after the axis of edges is removed."""
     need(axis not in dims)
     return [d - (axis is not None and d > axis) for d in dims]
@@ -268,7 +270,7 @@ def _broadcast(this: Expansion, equation: Equation, _: Any, axis: int) -> Polyno
     for d, n in zip(dims, positions.shape, strict=True):
         spread[d] = n
     positions = np.broadcast_to(positions.reshape(spread), sizes)
-    return terms.rearranged(positions.reshape(_without(sizes, axis)))
+    return terms.rearranged(positions.reshape(_remove_axis(sizes, axis)))
 
 
 def _reshape(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomials:
@@ -278,14 +280,16 @@ def _reshape(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomi
     before = math.prod(outer[:axis])
     for d, n in enumerate(inner.aval.shape):
         if n == outer[axis] and math.prod(inner.aval.shape[:d]) == before:
-            return this.terms(inner, d).reshaped(_without(outer, axis))
+            return this.terms(inner, d).reshaped(_remove_axis(outer, axis))
     raise NoMatch
 
 
 def _transpose(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomials:
     order = equation.params["permutation"]
     terms = this.terms(equation.invars[0], order[axis])
-    return terms.rearranged(terms.positions.transpose(_after(_without(order, axis), order[axis])))
+    return terms.rearranged(
+        terms.positions.transpose(_renumber_axes(_remove_axis(order, axis), order[axis]))
+    )
 
 
 def _part(this: Expansion, equation: Equation, member: Any, axis: int) -> Polynomials:
@@ -296,11 +300,11 @@ def _part(this: Expansion, equation: Equation, member: Any, axis: int) -> Polyno
     need((begins[axis], ends[axis]) == (0, inner.aval.shape[axis]))
     terms = this.terms(inner, axis)
     kept = tuple(slice(b, e) for b, e in zip(begins, ends, strict=True))
-    return terms.rearranged(terms.positions[_without(kept, axis)])
+    return terms.rearranged(terms.positions[_remove_axis(kept, axis)])
 
 
 def _joined(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomials:
-    (along,) = _after([equation.params["dimension"]], axis)
+    (along,) = _renumber_axes([equation.params["dimension"]], axis)
     parts = [this.terms(atom, axis) for atom in equation.invars]
     return joined(parts, lambda positions: np.concatenate(positions, axis=along))
 
@@ -309,7 +313,7 @@ def _stacked(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomi
     along = equation.params["axis"]
     need(along != axis)
     parts = [this.terms(atom, axis - (along < axis)) for atom in equation.invars]
-    (along,) = _after([along], axis)
+    (along,) = _renumber_axes([along], axis)
     return joined(parts, lambda positions: np.stack(positions, axis=along))
 
 
@@ -317,7 +321,7 @@ def _member(this: Expansion, equation: Equation, member: Any, axis: int) -> Poly
     along = equation.params["axis"]
     axis += axis >= along
     terms = this.terms(equation.invars[0], axis)
-    (along,) = _after([along], axis)
+    (along,) = _renumber_axes([along], axis)
     return terms.rearranged(terms.positions.take(equation.outvars.index(member), axis=along))
 
 
@@ -339,7 +343,7 @@ def _operands(this: Expansion, equation: Equation, axis: int) -> list[Polynomial
         sizes = atom.aval.shape or (1,) * len(shape)
         positions = terms.positions.reshape([1 if d == axis else n for d, n in enumerate(sizes)])
         wanted = [1 if d == axis else n for d, n in enumerate(shape)]
-        positions = np.broadcast_to(positions, wanted).reshape(_without(shape, axis))
+        positions = np.broadcast_to(positions, wanted).reshape(_remove_axis(shape, axis))
         operands.append(terms.rearranged(positions))
     return operands
 
@@ -373,7 +377,7 @@ def _total(this: Expansion, equation: Equation, _: Any, axis: int) -> Polynomial
     axes = equation.params["axes"]
     kept = [d for d in range(equation.invars[0].aval.ndim) if d not in axes]
     before = kept.pop(axis)
-    return this.terms(equation.invars[0], before).summed_to(_after(kept, before))
+    return this.terms(equation.invars[0], before).summed_to(_renumber_axes(kept, before))
 
 
 def _axes_of_factors(equation: Equation, axis: int) -> tuple[int | None, int | None]:
@@ -409,7 +413,8 @@ def _contraction(this: Expansion, equation: Equation, _: Any, axis: int) -> Poly
         need(side_axis not in summed[i])
         terms = this.terms(equation.invars[i], side_axis)
         return Side(
-            terms, *(_after([d for d in dims if d != side_axis], side_axis) for dims in roles)
+            terms,
+            *(_renumber_axes([d for d in dims if d != side_axis], side_axis) for dims in roles),
         )
 
     return contracted(side(0), side(1))

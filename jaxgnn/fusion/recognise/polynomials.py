@@ -73,7 +73,7 @@ class Polynomials:
     def summed_to(self, dims: Sequence[int]) -> Polynomials:
         """Sums over all axes but ``dims``, which ascend."""
         shape = tuple(self.shape[d] for d in dims)
-        return Polynomials(shape, self._along(dims), self.coefficients, self.factors)
+        return Polynomials(shape, self._positions_along(dims), self.coefficients, self.factors)
 
     def divided_by(self, column: int) -> Polynomials:
         """Divides all terms by one column, which each of them has."""
@@ -92,7 +92,7 @@ class Polynomials:
         kept = np.abs(total) > 1e-14 * added  # Other terms cancel up to rounding.
         return Polynomials(self.shape, keys[kept, 0], total[kept], keys[kept, 1:])
 
-    def _along(self, dims: Sequence[int]) -> np.ndarray:
+    def _positions_along(self, dims: Sequence[int]) -> np.ndarray:
         """Returns the position of each term's entry along some axes, the last one fastest."""
         positions = np.zeros(self.entries.size, np.int64)
         for d in dims:
@@ -118,12 +118,12 @@ def contracted(left: Side, right: Side) -> Polynomials:
 
     Raises ``NoMatch`` if more than ``MOST_FACTORS`` columns are multiplied, or terms are too many.
     """
-    keys = (s.terms._along([*s.shared, *s.summed]) for s in (left, right))
+    keys = (s.terms._positions_along([*s.shared, *s.summed]) for s in (left, right))
     first, second = _pairs(*keys)
     rest = tuple(right.terms.shape[d] for d in right.free)
     kept = [*left.shared, *left.free]
-    entries = left.terms._along(kept)[first] * math.prod(rest)
-    entries = entries + right.terms._along(right.free)[second]
+    entries = left.terms._positions_along(kept)[first] * math.prod(rest)
+    entries = entries + right.terms._positions_along(right.free)[second]
     factors = np.concatenate([left.terms.factors[first], right.terms.factors[second]], axis=1)
     factors = -np.sort(-factors, axis=1)
     need((factors[:, MOST_FACTORS:] < 0).all())

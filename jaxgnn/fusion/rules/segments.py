@@ -52,7 +52,7 @@ from jaxgnn.ops.core.custom_gradient import custom_vjp
 def _propose(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     counted = _counted(view, reduction) if reduction.kind == "sum" else None
-    constant = counted or _known(view, reduction)
+    constant = counted or _propose_constant(view, reduction)
     if constant is not None:
         return constant
     need(jnp.issubdtype(output.aval.dtype, jnp.floating))
@@ -125,7 +125,7 @@ _BY_ENTRY = frozenset(
 
 
 @or_none
-def _known(view: View, reduction: SegmentReduction) -> Rewrite:
+def _propose_constant(view: View, reduction: SegmentReduction) -> Rewrite:
     """Proposes a constant for the reduction of known numbers, one for each edge."""
     output, updates = reduction.equation.outvars[0], reduction.updates
     edges = updates.aval.shape[reduction.axis]
