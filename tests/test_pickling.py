@@ -138,6 +138,7 @@ RECORDS = {
     ops.VerificationError: lambda: ops.VerificationError("differs"),
     Setting: lambda: Setting("strict", 0.1),
     nn.Pooled: lambda: nn.Pooled(X, graph.GraphBatch.from_graphs([GRAPH], None), _NODES),
+    sampling.Step: lambda: sampling.Step(1, 2, 0, np.arange(3)),
     sampling.Capacity: lambda: sampling.Capacity((2, 4), (3,)),
     sampling.DeviceSample: lambda: _device_sample(),
     sampling.HeteroBatch: lambda: _hetero_batch(),
@@ -189,15 +190,13 @@ RECORDS = {
     ),
 }
 # Handles of what is elsewhere, and a base of other classes.
-NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
-NO_RECORDS |= {
-    sampling.Loader,
-    sampling.Step,
-    sampling.HeteroNeighborLoader,
-    sampling.LinkNeighborLoader,
+LOADER_CLASSES = {
+    value
+    for value in GIVEN_OUT.values()
+    if inspect.isclass(value) and issubclass(value, sampling.Loader)
 }
+NO_RECORDS = LOADER_CLASSES | {training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
-NO_RECORDS |= {sampling.ClusterLoader, sampling.SaintLoader, sampling.ShadowLoader}
 
 
 def test_the_tables_have_every_class():
