@@ -3,7 +3,7 @@
 #   make demo          train a graph network on Cora beside trivial methods; runs/demo/report.html
 #   make test          the first tier of the tests that need no GPU, in five minutes: of each quick test
 #                      one case, and all of those about every op, layer, model, loader and reader
-#   make test-more     the second tier: the other cases, of costly tests a few, in a quarter of an hour
+#   make test-more     the second tier: the other cases, of costly tests a few
 #   make test-all      all cases of all tests that need no GPU
 #   make peers-test    the tests beside PyTorch Geometric and TensorBoard; downloads torch
 #   make seeded-faults whether the tests find all seeded faults, half an hour; writes the record that
